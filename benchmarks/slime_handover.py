@@ -244,6 +244,8 @@ def _settings(folder: Path, config: StoreConfig, turns: int, first_version: int)
         rehearsal=None,
         lesson_shares=LessonShares(),
         is_pipelined=True,
+        is_guarded=False,
+        rollback=None,
         first_version=first_version,
         needs=SampleNeeds(teacher=True, reward=False, compared=False, top_k=0),
         min_rows=8,

@@ -2,7 +2,8 @@
 serve.
 
 An empty file is an order too. It stays until somebody deletes it: a run that was stopped for a
-reason does not start again by itself.
+reason does not start again by itself. RUN/rollback, the order to go back, is known here by its name
+only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 STOP_FILE = "stop"
+ROLLBACK_FILE = "rollback"
 LOOK_EVERY_S = 1.0
 """Pause between two checks whether the order is gone."""
 
@@ -63,6 +65,13 @@ def read_stop(folder: Path) -> StopOrder | None:
         return StopOrder(**json.loads(text)) if text else StopOrder()
     except (TypeError, ValueError):
         return StopOrder(reason=text)
+
+
+def goes_back(folder: Path) -> bool:
+    """Whether the run has been told to go back to an older version, and is not there yet."""
+    order = read_stop(folder)
+    is_ordered = order is not None and order.serve_version is not None
+    return is_ordered or (folder / ROLLBACK_FILE).exists()
 
 
 def why_stopped(folder: Path) -> str | None:

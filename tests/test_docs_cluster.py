@@ -58,7 +58,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "trainer.objective.length_warmup_steps=3",
     ),
     "trainer.noise_floor_factor": ("trainer.noise_floor_factor=5.0",),
-    "guard.canaries": ("guard.canaries=/shared/canaries.jsonl",),
 }
 """What the table names -> overrides that ask for it."""
 

@@ -12,10 +12,12 @@ import tomli_w
 from sqlalchemy.engine import make_url
 
 from opd.cluster.config import ClusterConfig, EngineGroup, ModelEngines
+from opd.cluster.going_back import GoingBack
 from opd.cluster.launching.prepare import FROZEN_VERSION
 from opd.cluster.layout import EnginePlacement, Layout, engine_groups
 from opd.cluster.paths import Paths
 from opd.run.config import RunConfig
+from rollout_bridge.slime.settings import Rollback
 from trainer.config import TrainerConfig
 from trainer.slime.plan import sample_needs
 
@@ -43,18 +45,22 @@ def sglang_file(config: RunConfig, layout: Layout) -> str:
     return _json({"sglang": models})
 
 
-def custom_file(paths: Paths, trainer: TrainerConfig, start_version: int) -> str:
+def custom_file(
+    paths: Paths, trainer: TrainerConfig, start_version: int, back: GoingBack | None
+) -> str:
     """slime's --custom-config-path: where the hooks find the run's configuration, what its
-    objective needs of a turn, and the number from which slime numbers new weights, so that no name
-    is used twice.
+    objective needs of a turn, the number from which slime numbers new weights, so that no name is
+    used twice, and the version that the job goes back to, if it does.
     """
-    return _json(
-        {
-            "hindsight_config": str(paths.config),
-            "hindsight_needs": sample_needs(trainer).model_dump(exclude_defaults=True),
-            "update_weight_start_version": start_version,
-        }
-    )
+    values: dict[str, Any] = {
+        "hindsight_config": str(paths.config),
+        "hindsight_needs": sample_needs(trainer).model_dump(exclude_defaults=True),
+        "update_weight_start_version": start_version,
+    }
+    if back is not None:
+        rollback = Rollback(restores=back.restores, parent=back.parent)
+        values["hindsight_rollback"] = rollback.model_dump()
+    return _json(values)
 
 
 def config_text(config: RunConfig) -> str:

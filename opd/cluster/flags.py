@@ -7,6 +7,7 @@ parsers.
 from __future__ import annotations
 
 from opd.cluster.architecture import Architecture, Flag, megatron_flags
+from opd.cluster.going_back import GoingBack
 from opd.cluster.hooks import hook_flags, rollout_flags
 from opd.cluster.layout import Layout
 from opd.cluster.paths import Paths
@@ -19,16 +20,22 @@ WITHOUT_END = 1_000_000
 
 
 def slime_flags(
-    config: RunConfig, layout: Layout, model: Architecture | None, paths: Paths
+    config: RunConfig,
+    layout: Layout,
+    model: Architecture | None,
+    paths: Paths,
+    back: GoingBack | None = None,
 ) -> Sections:
-    """Section title -> flags, in the order of the command line."""
+    """Section title -> flags, in the order of the command line. `back`: the job goes back to an
+    older version.
+    """
     cluster = config.cluster
     assert cluster is not None
     derived = megatron_flags(model) if model is not None else []
     return {
         "model": [*derived, *_words(cluster.model_flags)],
         "GPUs": _gpu_flags(config, layout),
-        "checkpoints": _checkpoint_flags(config, paths),
+        "checkpoints": _checkpoint_flags(config, paths, back),
         "samples": _sample_flags(config, model, paths),
         "objective": hook_flags(config.trainer, rehearses=config.rehearsal.enabled),
         "optimiser": _optimiser_flags(config),
@@ -73,7 +80,7 @@ def _gpu_flags(config: RunConfig, layout: Layout) -> list[Flag]:
     return [*flags, ("--sequence-parallel",)] if actor.tensor_parallel > 1 else flags
 
 
-def _checkpoint_flags(config: RunConfig, paths: Paths) -> list[Flag]:
+def _checkpoint_flags(config: RunConfig, paths: Paths, back: GoingBack | None) -> list[Flag]:
     cluster = config.cluster
     assert cluster is not None
     flags: list[Flag] = [
@@ -84,6 +91,10 @@ def _checkpoint_flags(config: RunConfig, paths: Paths) -> list[Flag]:
         ("--save", str(paths.checkpoints)),
         ("--save-interval", str(cluster.save_interval)),
     ]
+    if back is not None and back.rollout_id > 0:
+        # Megatron takes 0 for no number; Megatron's own file then names the checkpoint. Without the
+        # second flag the start weights would be looked for under the same number.
+        flags += [("--ckpt-step", str(back.rollout_id)), ("--ref-ckpt-step", "0")]
     if cluster.save_hf:
         flags.append(("--save-hf", str(paths.hf / "{rollout_id}")))
     return flags

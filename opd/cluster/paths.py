@@ -45,6 +45,11 @@ class Paths:
         return self.run / "hf"
 
     @property
+    def withdrawn(self) -> Path:
+        """Checkpoints that a rollback has set aside."""
+        return self.run / "withdrawn"
+
+    @property
     def sglang_yaml(self) -> Path:
         """slime's --sglang-config."""
         return self.launch / "sglang.yaml"

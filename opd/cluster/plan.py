@@ -11,10 +11,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from opd.cluster.architecture import Architecture
 from opd.cluster.config import ClusterConfig
 from opd.cluster.files import custom_file, sglang_file
 from opd.cluster.flag_check import REPOSITORY, FlagReport, check_flags
 from opd.cluster.flags import Sections, command_line, slime_flags
+from opd.cluster.going_back import GoingBack, going_back
 from opd.cluster.hooks import check_objective, hook_paths
 from opd.cluster.launching.prepare import LATER, resolve
 from opd.cluster.layout import Layout, build_layout, teacher_group
@@ -23,6 +25,7 @@ from opd.cluster.routing import RoutingReplay, routing_problem, routing_replay
 from opd.run import config as run_config
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
+from rollout_bridge.slime.saved import tracked_rollout
 from rollout_bridge.slime.settings import is_pipelined
 from trainer.errors import ConfigError
 
@@ -62,6 +65,10 @@ class LaunchPlan:
     """What a mixture of experts replays, and why; None for other models."""
     resumes: bool
     """Whether the run folder contains a checkpoint to resume from."""
+    model: Architecture | None
+    """The model's sizes, where they are known."""
+    back: GoingBack | None
+    """What an order to go back makes of this launch."""
 
     @property
     def cluster(self) -> ClusterConfig:
@@ -74,6 +81,17 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
     """Plan a launch. Raises StartupError (ConfigError, LayoutError...) for anything wrong."""
     run = run.resolve()
     config, model, warnings = resolve(file, overrides, run)
+    return _planned(config, model, warnings, run)
+
+
+def plan_again(plan: LaunchPlan) -> LaunchPlan:
+    """The next launch of the same run: it goes back, if that was ordered. Raises StartupError."""
+    return _planned(plan.config, plan.model, [], plan.paths.run)
+
+
+def _planned(
+    config: RunConfig, model: Architecture | None, warnings: list[str], run: Path
+) -> LaunchPlan:
     cluster = config.cluster
     assert cluster is not None
     check_objective(config.trainer)
@@ -84,10 +102,11 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
     layout = build_layout(cluster, model, config.trainer.rollout_batch_size)
     paths = next_launch(run)
     _same_run(config, paths)
-    sections = slime_flags(config, layout, model, paths)
+    back = going_back(run)
+    sections = slime_flags(config, layout, model, paths, back)
     files = {
         paths.sglang_yaml: sglang_file(config, layout),
-        paths.custom_yaml: custom_file(paths, config.trainer, 0),
+        paths.custom_yaml: custom_file(paths, config.trainer, 0, back),
     }
     report = check_flags(
         cluster,
@@ -107,13 +126,16 @@ def make_plan(file: Path, overrides: list[str], run: Path) -> LaunchPlan:
         flags=report,
         warnings=(*warnings, *run_warnings(config.trainer), *report.warnings),
         routing=routing_replay(config) if is_moe else None,
-        resumes=(paths.checkpoints / "latest_checkpointed_iteration.txt").is_file(),
+        resumes=tracked_rollout(paths.checkpoints) >= 0,
+        model=model,
+        back=back,
     )
 
 
 def driver_of(config: RunConfig) -> str:
     """slime's training script: one step after another, or the next batch prepared during a step."""
-    pipelined = is_pipelined(config.trainer.schedule, rehearses=config.rehearsal.enabled)
+    checked = config.rehearsal.enabled or config.guard.is_on
+    pipelined = is_pipelined(config.trainer.schedule, checked=checked)
     return "train_async.py" if pipelined else "train.py"
 
 

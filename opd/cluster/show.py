@@ -6,6 +6,7 @@ import shlex
 import sys
 
 from opd.cluster.files import config_text
+from opd.cluster.going_back import set_aside_line
 from opd.cluster.layout import Layout
 from opd.cluster.plan import LaunchPlan, engine_overrides
 
@@ -16,6 +17,7 @@ def show(plan: LaunchPlan) -> str:
     """What a launch of this plan would write and run."""
     parts = [
         f"run folder  {plan.paths.run} ({'resumes' if plan.resumes else 'new'})",
+        *([] if plan.back is None else [*plan.back.said(), set_aside_line(plan.back, plan.paths)]),
         plan.flags.text,
         *(f"warning: {line}" for line in plan.warnings),
         "",

@@ -1,23 +1,29 @@
 """The versions of a run: listing them, showing one, going back, and resuming after a stop.
 
-It reads manifests and writes orders that the trainer follows; it changes no checkpoint itself.
+It reads manifests, or on a cluster the records of what slime was given, and writes orders that the
+trainer or the launch follows; it changes no checkpoint itself.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from opd.cluster.going_back import back_to, newest_chain
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
+from opd.run.config import RunConfig
+from rollout_bridge.guard.checks import read_checks
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.rehearsal.journal import read_rows
+from rollout_bridge.slime.saved import saved_rollouts
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, why_stopped
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest, chain_to, withdrawn
 from trainer.errors import CheckpointError, StartupError
-from trainer.guard.checks import read_checks
 from trainer.schedule.rollback_order import order_rollback
 
 _SHOWN_METRICS = (
@@ -32,38 +38,71 @@ _SHOWN_METRICS = (
 """Metrics of the step that made the version."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Link:
+    """A version of a run, whoever trains it. `weights`: whether they are kept."""
+
+    version: int
+    step: int
+    created_at: float
+    turn_ids: tuple[str, ...]
+    lesson_ids: tuple[str, ...]
+    restores: int | None
+    weights: Literal["kept", "deleted", "none"]
+
+
 def list_versions(config_file: Path) -> str:
     """A line per version, oldest first: step, when, turns, lessons, weights, what became of it."""
-    checkpoints, chain = _chain(config_file)
+    chain = _chain(config_file)
     gone = withdrawn(chain)
     lines = [f"{'version':>7} {'step':>5}  {'when':16} {'turns':>5} {'lessons':>7}  weights  "]
     for link in chain:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(link.created_at))
-        kept = "kept" if checkpoints.has_weights(link.version) else "deleted"
         notes = [f"restores version {link.restores}"] if link.restores is not None else []
         notes += ["withdrawn"] if link.version in gone else []
         notes += ["newest"] if link is chain[-1] else []
         lines.append(
             f"{link.version:>7} {link.step:>5}  {when} {len(link.turn_ids):>5} "
-            f"{len(link.lesson_ids):>7}  {kept:7}  {', '.join(notes)}".rstrip()
+            f"{len(link.lesson_ids):>7}  {link.weights:7}  {', '.join(notes)}".rstrip()
         )
     return "\n".join([lines[0].rstrip(), *lines[1:]])
 
 
 def roll_back(config_file: Path, version: int) -> str:
-    """Order the trainer to go back to `version`; returns a line on what happens next.
+    """Order the trainer to go back to `version`; returns what happens next, and on a cluster what
+    that costs.
 
     Raises StartupError for a version that cannot be restored.
     """
-    checkpoints, chain = _chain(config_file)
+    folder, config = config_file.parent, run_config.load(config_file)
+    if config.cluster is not None:
+        return _roll_back_cluster(folder, version)
+    checkpoints, chain = _manifests(config_file, config)
     try:
         checkpoints.source_of(version, chain)
     except CheckpointError as error:
         raise StartupError(f"--version: {error}") from error
-    order_rollback(config_file.parent, version)
+    order_rollback(folder, version)
     return (
         f"rollback to version {version} is ordered: the trainer does it between two steps, or when "
         "the run starts"
+    )
+
+
+def _roll_back_cluster(folder: Path, version: int) -> str:
+    chain = newest_chain(folder)
+    try:
+        back = back_to(version, chain, saved_rollouts(folder / "checkpoints"), served=None)
+    except StartupError as error:
+        raise StartupError(f"--version: {error}") from error
+    order_rollback(folder, version)
+    return "\n".join(
+        [
+            f"rollback to version {version} is ordered: the launch ends the job after its step, "
+            "and starts it again, or does so when it starts. Until then the endpoint does not "
+            "answer, which takes minutes.",
+            *back.said(),
+        ]
     )
 
 
@@ -73,8 +112,14 @@ def pin(config_file: Path, version: int) -> str:
 
     Raises StartupError for a version without weights, and if training has already stopped.
     """
-    checkpoints, chain = _chain(config_file)
-    folder = config_file.parent
+    config, folder = run_config.load(config_file), config_file.parent
+    if config.cluster is not None:
+        raise StartupError(
+            f"slime keeps no weights to serve beside those that it trains: go back with opd policy "
+            f"rollback --run {folder} --version {version}, and stop training with an empty file "
+            f"{folder / STOP_FILE}"
+        )
+    checkpoints, chain = _manifests(config_file, config)
     if (reason := why_stopped(folder)) is not None:
         raise StartupError(f"{folder}: training has stopped already: {reason}; resume it first")
     kept = [link.version for link in chain if checkpoints.has_weights(link.version)]
@@ -92,7 +137,7 @@ def pin(config_file: Path, version: int) -> str:
 
 def show(config_file: Path, version: int) -> str:
     """What is known about one version, line by line. Raises StartupError if it does not exist."""
-    checkpoints, chain = _chain(config_file)
+    chain = _chain(config_file)
     link = next((one for one in chain if one.version == version), None)
     if link is None:
         raise StartupError(f"--version: version {version} is not in the chain of this run")
@@ -104,7 +149,7 @@ def show(config_file: Path, version: int) -> str:
         ("made", when),
         ("turns", len(link.turn_ids)),
         ("lessons", len(link.lesson_ids)),
-        ("weights", "kept" if checkpoints.has_weights(version) else "deleted"),
+        ("weights", link.weights),
     ]
     facts += [("restores", link.restores)] if link.restores is not None else []
     facts += [("withdrawn", "yes")] if version in withdrawn(chain) else []
@@ -117,7 +162,7 @@ def compare(config_file: Path, first: int, second: int) -> str:
 
     Raises StartupError if one does not exist, and for one version named twice.
     """
-    _, chain = _chain(config_file)
+    chain = _chain(config_file)
     if first == second:
         raise StartupError(f"--version and --against are both {first}: name two versions")
     for option, version in (("--version", first), ("--against", second)):
@@ -160,7 +205,7 @@ def _per_hint(folder: Path, first: int, second: int) -> Iterator[str]:
         yield _row(f"gap of {hint_id}", _shown(before), _shown(after), _difference(before, after))
 
 
-def _between(chain: Sequence[Manifest], first: int, second: int) -> str:
+def _between(chain: Sequence[_Link], first: int, second: int) -> str:
     """What the versions after the older one trained, up to the newer one."""
     low, high = sorted((first, second))
     links = [link for link in chain if low < link.version <= high]
@@ -208,8 +253,43 @@ def resume(config_file: Path) -> str:
     return f"training resumes; it had stopped: {reason}"
 
 
-def _chain(config_file: Path) -> tuple[Checkpoints, list[Manifest]]:
+def _chain(config_file: Path) -> list[_Link]:
     config = run_config.load(config_file)
+    if config.cluster is not None:
+        return _cluster_chain(config_file.parent)
+    checkpoints, chain = _manifests(config_file, config)
+    return [
+        _Link(
+            version=one.version,
+            step=one.step,
+            created_at=one.created_at,
+            turn_ids=one.turn_ids,
+            lesson_ids=one.lesson_ids,
+            restores=one.restores,
+            weights="kept" if checkpoints.has_weights(one.version) else "deleted",
+        )
+        for one in chain
+    ]
+
+
+def _cluster_chain(folder: Path) -> list[_Link]:
+    chain = newest_chain(folder)
+    gone, saved = withdrawn(chain), {-1, *saved_rollouts(folder / "checkpoints")}
+    return [
+        _Link(
+            version=one.version,
+            step=one.rollout_id + 1,
+            created_at=one.created_at,
+            turn_ids=one.turn_ids,
+            lesson_ids=one.lesson_ids,
+            restores=one.restores,
+            weights="kept" if one.version not in gone and one.rollout_id in saved else "none",
+        )
+        for one in chain
+    ]
+
+
+def _manifests(config_file: Path, config: RunConfig) -> tuple[Checkpoints, list[Manifest]]:
     checkpoints = Checkpoints(config_file.parent / "checkpoints", config.model, config.trainer.seed)
     known: dict[int, Manifest] = {}
     try:

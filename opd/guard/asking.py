@@ -21,9 +21,9 @@ from opd.guard.limits import repeated_share
 from opd.rehearsal.policy_sampler import Answer, PolicySampler
 from records.messages import Message, content_text
 from records.types import Ids, Logprobs
+from rollout_bridge.guard.checks import Checked
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.together import all_or_none
-from trainer.guard.checks import Checked
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from opd.guard.config import GuardConfig
+from rollout_bridge.guard.checks import Checked
 from rollout_bridge.rehearsal.estimates import Rate
-from trainer.guard.checks import Checked
 
 _NGRAM = 4
 _MOST_UNDECIDED = 0.5

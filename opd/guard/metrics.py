@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from trainer.guard.checks import Checked
+from rollout_bridge.guard.checks import Checked
 
 
 class GuardMetrics:

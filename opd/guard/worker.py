@@ -1,8 +1,8 @@
 """The guard: sends each version the run's canaries, and orders a rollback if one is too bad.
 
 A version serves while it is checked, and the trainer takes no step from it until it has passed. One
-that fails is withdrawn: the trainer publishes the newest version that passed again, as a new
-version, and training stops until somebody resumes it (`opd policy resume`).
+that fails is withdrawn: the trainer, or on a cluster the launch, publishes the newest version that
+passed again, as a new version, and training stops until somebody resumes it (`opd policy resume`).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from opd.guard.limits import breaches
 from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.guard.checks import Checked, add_check, read_checks
 from rollout_bridge.stop_order import StopOrder, read_stop, stop_and_serve
 from rollout_bridge.worker import ServiceUnavailable
-from trainer.guard.checks import Checked, add_check, read_checks
 from trainer.schedule.rollback_order import order_rollback
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,8 @@ class GuardWorker:
         self._start = next((row for row in rows if row.version == START), None)
         self._passed = {row.version for row in rows if not row.breaches}
         self._last = rows[-1] if rows else None
+        # A cluster's launch restarts this process for each rollback.
+        metrics.withdrawn.inc(sum(bool(row.breaches) for row in rows))
         if rows:
             metrics.set(rows[-1])
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from api_proxy.measured import Curve
 from opd.rehearsal.reported import learning_curves
+from rollout_bridge.guard.checks import read_checks
 from rollout_bridge.rehearsal.last_line import METRICS_FILE
-from trainer.guard.checks import read_checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

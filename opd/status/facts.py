@@ -27,9 +27,9 @@ from records.reading.queues import QUEUES
 from records.reading.summary import VoteSummary
 from records.store import Store
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.guard.checks import Checked, last_check
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.stop_order import why_stopped
-from trainer.guard.checks import Checked, last_check
 
 RATE_OVER_S = 300.0
 """Turns per minute are the mean over this time."""

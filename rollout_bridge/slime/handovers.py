@@ -19,6 +19,7 @@ from typing import Literal
 
 from records.store import Store
 from records.types import START, PolicyVersion
+from rollout_bridge.slime.saved import folder_name
 
 FORMAT = 1
 FOLDER = "handovers"
@@ -34,7 +35,9 @@ class Handover:
     makes `version`. `start`: a job began with the weights after rollout `rollout_id` and calls them
     `version`.
 
-    `staleness` is aligned with `turn_ids`: steps since each was sampled.
+    `staleness` is aligned with `turn_ids`: steps since each was sampled. `restores` makes a start
+    that of a rollback: its parent is the newest version that was given up, its weights are those of
+    this older one.
     """
 
     kind: Literal["start", "step"]
@@ -46,10 +49,18 @@ class Handover:
     staleness: tuple[int, ...]
     created_at: float
     lesson_ids: tuple[str, ...] = ()
+    restores: int | None = None
 
     def __post_init__(self) -> None:
         if len(self.turn_ids) != len(self.staleness):
             raise ValueError("one staleness per turn")
+        if self.restores is not None and self.kind != "start":
+            raise ValueError("only a start restores an older version")
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether it was given any turn or lesson."""
+        return bool(self.turn_ids or self.lesson_ids)
 
     def to_bytes(self) -> bytes:
         """The file's content; the same record gives the same bytes."""
@@ -57,6 +68,8 @@ class Handover:
         if not self.lesson_ids:
             # Records that were written before there were lessons have the same bytes, and hash.
             del content["lesson_ids"]
+        if self.restores is None:
+            del content["restores"]
         return json.dumps(content, sort_keys=True).encode() + b"\n"
 
     @property
@@ -69,12 +82,12 @@ class Handover:
         return PolicyVersion(
             version=self.version,
             parent_version=self.parent_version,
-            # Megatron names its folders by the iteration, which slime counts as rollouts.
             checkpoint=(
-                START if self.rollout_id < 0 else str(checkpoints / f"iter_{self.rollout_id:07d}")
+                START if self.rollout_id < 0 else str(checkpoints / folder_name(self.rollout_id))
             ),
             manifest_hash=self.hash,
             created_at=self.created_at,
+            restores=self.restores,
         )
 
 
@@ -112,7 +125,7 @@ class HandoverLog:
         [] if there is no record of that rollout or of an earlier one: the weights come from
         elsewhere. Raises HandoverError for a damaged or missing record.
         """
-        records = {record.version: record for record in map(_read, self.folder.glob("v*.json"))}
+        records = self._records()
         tips = [record for record in records.values() if record.rollout_id == rollout_id]
         if not tips:
             earlier = [one.rollout_id for one in records.values() if one.rollout_id < rollout_id]
@@ -123,7 +136,23 @@ class HandoverLog:
                 )
             return []
         # A rollout that was trained again after a resume has the higher version.
-        chain = [max(tips, key=lambda record: record.version)]
+        return self._chain_to(max(tips, key=lambda record: record.version), records)
+
+    def newest_chain(self, end: int | None = None) -> list[Handover]:
+        """The records of the newest job and of what it continued, oldest first, up to version `end`
+        at most. [] without any. Raises HandoverError for a damaged or missing record.
+        """
+        records = self._records()
+        if not records:
+            return []
+        chain = self._chain_to(records[max(records)], records)
+        return [one for one in chain if end is None or one.version <= end]
+
+    def _records(self) -> dict[int, Handover]:
+        return {record.version: record for record in map(_read, self.folder.glob("v*.json"))}
+
+    def _chain_to(self, newest: Handover, records: dict[int, Handover]) -> list[Handover]:
+        chain = [newest]
         while chain[-1].parent_version is not None:
             parent = records.get(chain[-1].parent_version)
             if parent is None or parent.hash != chain[-1].parent_hash:

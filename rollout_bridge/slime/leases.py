@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 from records.errors import StoreConflict, StoreUnavailable
 from records.store import Store
 from rollout_bridge.slime.handovers import Handover
+from rollout_bridge.slime.saved import tracked_rollout
 from rollout_bridge.slime.settings import SlimeSettings
 
 logger = logging.getLogger(__name__)
@@ -107,12 +107,4 @@ class HeldSteps:
         """The newest rollout that a whole checkpoint contains."""
         if not self._settings.is_async_save:
             return self._saved_rollout
-        return min(self._saved_rollout, _tracked_rollout(self._settings.save_folder))
-
-
-def _tracked_rollout(save_folder: Path) -> int:
-    """The iteration that Megatron records once an asynchronous checkpoint has all its shards."""
-    try:
-        return int((save_folder / "latest_checkpointed_iteration.txt").read_text())
-    except (OSError, ValueError):
-        return -1
+        return min(self._saved_rollout, tracked_rollout(self._settings.save_folder))

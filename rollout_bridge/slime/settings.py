@@ -73,6 +73,23 @@ class _ClusterKeys(BaseModel):
     calibration_bound: float = CALIBRATION_BOUND
 
 
+class _GuardKeys(BaseModel):
+    """The part of the run's section [guard] that this side reads."""
+
+    canaries: Path | None = None
+
+
+class Rollback(BaseModel):
+    """The job begins with the weights of version `restores`; `parent` is the newest version that is
+    given up.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    restores: int
+    parent: int
+
+
 class _RunKeys(BaseModel):
     """The sections of a resolved configuration that are read here."""
 
@@ -85,6 +102,7 @@ class _RunKeys(BaseModel):
     engine_client: EngineClientConfig
     cluster: _ClusterKeys = Field(default_factory=_ClusterKeys)
     rehearsal: RehearsalConfig = Field(default_factory=RehearsalConfig)
+    guard: _GuardKeys = Field(default_factory=_GuardKeys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +112,8 @@ class SlimeSettings:
     longest time that generation is held after each batch until its weights are served; None: never.
     `rehearsal`: batches contain lessons, by `lesson_shares`; None: they do not.
     `is_pipelined`: the next batch is asked for before the weights of the last one are served.
+    `is_guarded`: each version is checked before it is trained further. `rollback`: the job goes
+    back to an older version.
     """
 
     run_folder: Path
@@ -108,6 +128,8 @@ class SlimeSettings:
     rehearsal: RehearsalConfig | None
     lesson_shares: LessonShares
     is_pipelined: bool
+    is_guarded: bool
+    rollback: Rollback | None
     first_version: int
     needs: SampleNeeds
     min_rows: int
@@ -141,6 +163,7 @@ def read_settings(args: Any) -> SlimeSettings:
             f"{path}: handover.max_wait_s = {run.handover.max_wait_s:g} must be at most half of "
             f"trainer.lease_ttl_s = {run.trainer.lease_ttl_s:g}, or leases end while a batch fills"
         )
+    is_guarded = run.guard.canaries is not None
     return SlimeSettings(
         run_folder=path.parent,
         store=run.store,
@@ -153,7 +176,11 @@ def read_settings(args: Any) -> SlimeSettings:
         share=Share(most=run.trainer.max_share, wait_s=run.trainer.max_share_wait_s),
         rehearsal=run.rehearsal if run.rehearsal.enabled else None,
         lesson_shares=LessonShares.of_settings(run.trainer),
-        is_pipelined=is_pipelined(run.trainer.schedule, rehearses=run.rehearsal.enabled),
+        is_pipelined=is_pipelined(
+            run.trainer.schedule, checked=run.rehearsal.enabled or is_guarded
+        ),
+        is_guarded=is_guarded,
+        rollback=_read_rollback(args),
         # slime continues to count from this number before it first sends weights to the engines.
         first_version=getattr(args, "update_weight_start_version", 0) + 1,
         needs=_read_needs(args),
@@ -171,11 +198,12 @@ def read_settings(args: Any) -> SlimeSettings:
     )
 
 
-def is_pipelined(schedule: str, *, rehearses: bool) -> bool:
+def is_pipelined(schedule: str, *, checked: bool) -> bool:
     """Whether slime prepares the next batch during a step (train_async.py). Not with `sync`, and
-    not if hints are practised: a batch depends on the measurement of the version before it.
+    not if each version is `checked` (hints are practised, or there is a guard): a batch depends on
+    the measurement of the version before it.
     """
-    return schedule != "sync" and not rehearses
+    return schedule != "sync" and not checked
 
 
 def min_rows(args: Any) -> int:
@@ -201,6 +229,17 @@ def _read_needs(args: Any) -> SampleNeeds:
         raise SlimeConfigError(
             "hindsight_needs: the file of --custom-config-path must list what the objective needs, "
             f"as `opd slime` writes it: {error.errors()[0]['msg']}"
+        ) from None
+
+
+def _read_rollback(args: Any) -> Rollback | None:
+    given = getattr(args, "hindsight_rollback", None)
+    try:
+        return None if given is None else Rollback.model_validate(given)
+    except ValidationError as error:
+        raise SlimeConfigError(
+            "hindsight_rollback: the file of --custom-config-path must say what to go back to, as "
+            f"`opd slime` writes it: {error.errors()[0]['msg']}"
         ) from None
 
 

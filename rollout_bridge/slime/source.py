@@ -3,8 +3,9 @@
     lease -> record (fsync) -> slime trains -> slime's checkpoint -> marked trained
 
 A lease is held until a checkpoint of slime contains its step. What was handed over after the
-checkpoint that a job loads is ready again (`slime_handovers`). Everything here runs on the one
-event loop of `slime_host`. It knows neither slime nor rows.
+checkpoint that a job loads is ready again (`slime_handovers`), except after a rollback: the
+versions that it gives up have been served, so what they trained on stays trained. Everything here
+runs on the one event loop of `slime_host`. It knows neither slime nor rows.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
 from records.types import PolicyVersion, ReadySample
 from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
+from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.kinds import counts_by_kind
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.slime.handovers import (
@@ -40,7 +42,7 @@ from rollout_bridge.slime.handovers import (
 )
 from rollout_bridge.slime.leases import HeldSteps
 from rollout_bridge.slime.settings import SlimeConfigError, SlimeSettings
-from rollout_bridge.stop_order import why_stopped
+from rollout_bridge.stop_order import goes_back, why_stopped
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class TurnSource:
         self._lessons = LessonMix(
             store, settings.lesson_shares, settings.run_folder, settings.rehearsal
         )
+        self._check = CheckWait(settings.run_folder, is_on=settings.is_guarded)
         self._resumed_at = clock()
         self._hold = HoldWriter(settings.run_folder)
         self._stopped: str | None = None
@@ -113,8 +116,9 @@ class TurnSource:
     async def resume(self, rollout_id: int) -> ReconcileReport:
         """Make the store equal to the weights after rollout `rollout_id` (-1: the start).
 
-        Turns handed over later are ready again. Raises SlimeConfigError if weight labels would
-        repeat, HandoverError if records and checkpoint do not match, StoreUnavailable.
+        Turns handed over later are ready again, unless this is a rollback. Raises SlimeConfigError
+        if weight labels would repeat, HandoverError if records and checkpoint do not match,
+        StoreUnavailable.
         """
         first = self._settings.first_version
         folder = self._settings.run_folder
@@ -124,7 +128,7 @@ class TurnSource:
                 f"update_weight_start_version = {first - 1} would repeat labels of older weights: "
                 f"set it to {used} in the file of --custom-config-path"
             )
-        chain = await asyncio.to_thread(self._log.chain, rollout_id)
+        chain = await asyncio.to_thread(self._chain, rollout_id)
         if not chain and not self._log.highest_version():
             await self._check_untrained()
         parent = chain[-1] if chain else None
@@ -137,6 +141,7 @@ class TurnSource:
             turn_ids=(),
             staleness=(),
             created_at=self._clock(),
+            restores=None if self._settings.rollback is None else self._settings.rollback.restores,
         )
         chain.append(start)
         links = [(self._policy_version(record), record.turn_ids) for record in chain]
@@ -147,6 +152,23 @@ class TurnSource:
         self._resumed_at = self._clock()
         logger.info("slime resumes after rollout %d as version %d: %s", rollout_id, first, report)
         return report
+
+    def _chain(self, rollout_id: int) -> list[Handover]:
+        """What led to the weights that the job begins with, the versions that it gives up
+        included. Raises HandoverError.
+        """
+        back = self._settings.rollback
+        if back is None:
+            return self._log.chain(rollout_id)
+        chain = self._log.newest_chain(back.parent)
+        found = {one.version: one.rollout_id for one in chain}
+        if found.get(back.restores) != rollout_id:
+            raise HandoverError(
+                f"{self._log.folder}: the job goes back to version {back.restores}, which is after "
+                f"rollout {found.get(back.restores)}, but slime loaded the checkpoint of rollout "
+                f"{rollout_id}"
+            )
+        return chain
 
     async def next_batch(self, rollout_id: int) -> LeasedTurns:
         """The turns of rollout `rollout_id`: a full batch, or after `max_wait_s` a smaller one.
@@ -231,7 +253,8 @@ class TurnSource:
                     await self._store.release_leases(owner)
                 if await self._must_wait():
                     silent_since = None
-                    if is_late and self._update_may_wait():
+                    is_last = goes_back(self._settings.run_folder)
+                    if (is_late or is_last) and self._update_may_wait():
                         return []
                     await asyncio.sleep(handover.poll_interval_s)
                     continue
@@ -252,14 +275,18 @@ class TurnSource:
             await asyncio.sleep(handover.poll_interval_s)
 
     async def _must_wait(self) -> bool:
-        """Whether nothing may train yet: there is a stop order, or the newest version has still to
-        be measured.
+        """Whether nothing may train yet: there is a stop order, the job is to end because the run
+        goes back, or the newest version has still to be measured or checked.
         """
         why = why_stopped(self._settings.run_folder)
         if why is not None and why != self._stopped:
             logger.error("training stops: %s; it goes on once RUN/stop is removed", why)
         self._stopped = why
-        return why is not None or await self._lessons.awaits_measurement(self.version)
+        if why is not None or goes_back(self._settings.run_folder):
+            return True
+        if self._check.awaits(self.version):
+            return True
+        return await self._lessons.awaits_measurement(self.version)
 
     def _update_may_wait(self) -> bool:
         """Whether the last step had turns: train_async.py updates the engines, and writes a

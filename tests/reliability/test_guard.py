@@ -12,8 +12,8 @@ import pytest
 
 from benchmarks.own_agent.cell import measured_cell
 from benchmarks.own_agent.protocol import Cell
+from rollout_bridge.guard.checks import read_checks
 from tests.reliability.test_serve_learns import PROTOCOL
-from trainer.guard.checks import read_checks
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(1200)]
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from records.types import PolicyVersion
 from trainer.errors import CheckpointError
@@ -154,7 +154,17 @@ def chain_to(manifest: Manifest, known: dict[int, Manifest]) -> list[Manifest]:
     return chain
 
 
-def withdrawn(chain: Sequence[Manifest]) -> set[int]:
+class Link(Protocol):
+    """What a chain of versions is made of, wherever it is written down."""
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def restores(self) -> int | None: ...
+
+
+def withdrawn(chain: Sequence[Link]) -> set[int]:
     """The versions of a chain, oldest first, whose weights a later rollback gave up."""
     gone: set[int] = set()
     for link in chain:

@@ -15,9 +15,9 @@ from records.store import Store
 from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed
 from records.types import ReadySample
+from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.mix import LessonMix
 from trainer.config import TrainerConfig
-from trainer.guard.waiting import CheckWait
 from trainer.schedule.hold import Holds
 
 logger = logging.getLogger(__name__)

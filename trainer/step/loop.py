@@ -28,6 +28,7 @@ from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
 from rollout_bridge import tracing
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
@@ -45,7 +46,6 @@ from trainer.checkpoints.restore import (
 from trainer.config import TrainerConfig
 from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError
-from trainer.guard.waiting import CheckWait
 from trainer.model.heap import give_back
 from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders

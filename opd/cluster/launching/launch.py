@@ -9,6 +9,7 @@ from opd.cluster.flag_check import FlagError
 from opd.cluster.launching.held import LaunchError
 from opd.cluster.plan import LaunchPlan, make_plan
 from opd.cluster.show import show
+from opd.run.start_checks import check_canaries
 
 
 def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> None:
@@ -17,6 +18,7 @@ def launch(file: Path, overrides: list[str], run: Path, *, dry_run: bool) -> Non
     if dry_run:
         print(show(plan), end="")
         return
+    check_canaries(plan.config.guard)
     if not plan.flags.checked:
         raise FlagError(plan.flags.text)
     if not Path(plan.config.model).is_dir():

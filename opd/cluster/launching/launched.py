@@ -1,6 +1,7 @@
 """A launch on a cluster: carries a plan out, follows the job, and stops what it started.
 
     Ray's head -> the other nodes join -> the job -> RUN/engines.json -> endpoint, judge worker
+                                           ^-- again, if the run goes back to an older version --v
 
 Only processes of this launch are stopped: Ray's head and the job through the commands that started
 them, the rest as children. Nothing is looked up by name.
@@ -14,13 +15,15 @@ import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import aiohttp
 from rich.console import Console
 
 from opd.cluster.files import custom_file
+from opd.cluster.going_back import going_back, newest_chain, set_aside, wanted_version
 from opd.cluster.launching.held import Held, LaunchError, run_to_end
-from opd.cluster.plan import LaunchPlan, engine_overrides
+from opd.cluster.plan import LaunchPlan, engine_overrides, plan_again
 from opd.cluster.show import draw, wrap
 from opd.commands.keys import refuse_open_door
 from opd.processes.run import answers
@@ -37,12 +40,17 @@ from records.errors import StoreError, StoreUnavailable
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.slime.handovers import weight_start_version
+from rollout_bridge.stop_order import serve_newest, why_stopped
+from trainer.errors import StartupError
+from trainer.schedule.rollback_order import order_rollback, remove_rollback
 
 STATUS_EVERY_S = 60.0
 POLL_S = 2.0
 NO_AGENT = b"No available agent"
 SUBMIT_ATTEMPTS = 10
 STOP_JOB_S = 120.0
+REST_S = 600.0
+"""How long a job that is to end may take for the step that it is at."""
 
 
 def carry_out(plan: LaunchPlan) -> None:
@@ -55,7 +63,8 @@ async def _launch(plan: LaunchPlan) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     console = Console()
-    for line in (plan.flags.text, *plan.warnings, draw(plan.layout)):
+    back = [] if plan.back is None else plan.back.said()
+    for line in (plan.flags.text, *plan.warnings, draw(plan.layout), *back):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     # The store first: to find out that it cannot be reached takes a second here, and minutes later.
     private_folder(plan.paths.run)
@@ -72,30 +81,42 @@ async def _launch(plan: LaunchPlan) -> None:
 
 
 class Launch:
-    """The processes of one launch."""
+    """The processes of a launch. A rollback ends the job, and starts a new one on the same Ray."""
 
     def __init__(self, plan: LaunchPlan, store: Store, console: Console, start_version: int):
-        self._plan = plan
         self._store = store
         self._console = console
+        self._ray = Held("Ray", plan.commands.ray_head, plan.paths.launch / "ray.log")
+        self._take(plan, start_version)
+
+    def _take(self, plan: LaunchPlan, start_version: int) -> None:
+        """The next job is that of `plan`, whose files are written."""
+        self._plan = plan
         self._start_version = start_version
         logs = plan.paths.launch
-        self._ray = Held("Ray", plan.commands.ray_head, logs / "ray.log")
         self._job = Held("slime's job", plan.commands.submit, logs / "slime.log")
         self._children = Supervisor(logs)
+        # Made anew, so that it writes metrics.jsonl anew: a job that goes back repeats batches.
         self._steps = ClusterSteps(plan.paths.run)
         self._started_at = time.time()
 
     async def run(self) -> None:
-        """Start all, follow the job to its end, stop all. Raises for anything that ends early."""
+        """Start all, follow jobs to the end of the last one, stop all. Raises for anything that
+        ends early.
+        """
         submitted = False
         try:
             await self._start_ray()
-            submitted = True
-            await self._submit()
-            addresses = await self._engines()
-            await self._start_children(engine_overrides(self._plan.config, addresses))
-            await self._follow()
+            while True:
+                submitted = True
+                await self._submit()
+                addresses = await self._engines()
+                self._went_back()
+                await self._start_children(engine_overrides(self._plan.config, addresses))
+                if await self._follow(addresses["policy"]):
+                    return
+                await self._stop_job()
+                await self._plan_again()
         finally:
             await self._children.stop("proxy")
             if submitted and self._job.status is None:
@@ -105,6 +126,37 @@ class Launch:
             await self._job.stop()
             await self._ray.stop()
             await self._report()
+
+    async def _stop_job(self) -> None:
+        """End a job whose run goes back, and what uses its engines."""
+        await self._children.stop()
+        await run_to_end(self._plan.commands.stop_job, STOP_JOB_S)
+        await self._job.stop()
+        await self._write_steps(is_end=True)
+
+    async def _plan_again(self) -> None:
+        """The next job. Raises StartupError."""
+        plan = await asyncio.to_thread(plan_again, self._plan)
+        start_version = await weight_start_version(self._store, plan.paths.run)
+        _write(plan, start_version)
+        for line in [] if plan.back is None else plan.back.said():
+            self._say(line)
+        self._take(plan, start_version)
+
+    def _went_back(self) -> None:
+        """The engines serve the weights of this job: an order to go back was followed. RUN/stop
+        stays, without the version that it wanted served.
+        """
+        run = self._plan.paths.run
+        wanted, back = wanted_version(run), self._plan.back
+        if wanted is None or (back is not None and wanted != back.wanted):
+            return  # nothing was ordered, or by now something else
+        serve_newest(run)
+        remove_rollback(run)
+        if back is not None:
+            self._say(f"version {self._start_version + 1} is served: it restores {back.where}")
+        if (why := why_stopped(run)) is not None:
+            self._say(f"training stays stopped: {why}; opd policy resume --run {run} resumes it")
 
     async def _start_ray(self) -> None:
         cluster = self._plan.cluster
@@ -181,11 +233,14 @@ class Launch:
         await self._children.start("judge", [*commands.judge, *words], _at_once, 60)
         self._say(f"ready: point an OpenAI client at http://{proxy.host}:{proxy.port}/v1")
 
-    async def _follow(self) -> None:
-        """A line now and then until the job ends; raises if anything else ends first."""
+    async def _follow(self, policy: str) -> bool:
+        """A line now and then until the job ends (True), or is to end because the run goes back
+        (False); raises if anything else ends first. `policy` is where its engines answer.
+        """
         job = asyncio.create_task(self._job.wait())
         ray = asyncio.create_task(self._ray.wait())
-        watched: set[asyncio.Future[object]] = {job, ray, self._children.failed}  # type: ignore[arg-type]
+        back = asyncio.create_task(self._ordered_back(policy))
+        watched: set[asyncio.Future[object]] = {job, ray, back, self._children.failed}  # type: ignore[arg-type]
         try:
             while not any(future.done() for future in watched):
                 self._say(await status_line(self._store))
@@ -194,15 +249,53 @@ class Launch:
                     watched, timeout=STATUS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )
         finally:
-            job.cancel()
-            ray.cancel()
+            for task in (job, ray, back):
+                task.cancel()
         if self._children.failed.done():
             self._children.failed.result()
+        if back.done():
+            back.result()
+            return False
         if self._job.status is None:
             raise self._ray.failure("ended while the job was running")
         if self._job.status != 0:
             raise self._job.failure(f"ended with status {self._job.status}")
         self._say("the job is done")
+        return True
+
+    async def _ordered_back(self, policy: str) -> None:
+        """Return once an order to go back can be followed: what the job was given is served, or
+        does not become so in time. The order then says which version was served last.
+        """
+        run = self._plan.paths.run
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                back = await asyncio.to_thread(going_back, run)
+            except StartupError as error:
+                self._refuse(str(error))
+                continue
+            if back is None:
+                if wanted_version(run) is not None:
+                    self._refuse(f"version {wanted_version(run)} is served already")
+                continue
+            break
+        self._say(
+            f"version {back.wanted} was ordered back: the job ends after its step, and starts "
+            "again; meanwhile the endpoint does not answer"
+        )
+        deadline = time.monotonic() + REST_S
+        served = await _version_at(policy)
+        while not await asyncio.to_thread(_is_at_rest, run, served) and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+            served = await _version_at(policy) or served
+        order_rollback(run, back.wanted, served=served)
+
+    def _refuse(self, why: str) -> None:
+        """Take back an order that cannot be followed, and go on."""
+        self._say(f"no rollback: {why}")
+        serve_newest(self._plan.paths.run)
+        remove_rollback(self._plan.paths.run)
 
     async def _write_steps(self, *, is_end: bool = False) -> None:
         """What slime has reported goes into metrics.jsonl; its warnings are said. A full disk does
@@ -251,9 +344,14 @@ class Launch:
 
 
 def _write(plan: LaunchPlan, start_version: int) -> None:
-    """Write everything that a launch puts in the run folder before it starts anything."""
-    custom = {plan.paths.custom_yaml: custom_file(plan.paths, plan.config.trainer, start_version)}
+    """Write everything that a launch puts in the run folder before it starts anything, and set
+    aside what it does not load.
+    """
     paths = plan.paths
+    trainer, back = plan.config.trainer, plan.back
+    custom = {paths.custom_yaml: custom_file(paths, trainer, start_version, back)}
+    if back is not None:
+        set_aside(back, paths, start_version + 1)
     paths.launch.mkdir(mode=0o700, parents=True)
     run_config.save(plan.config, paths.config)
     for path, text in {**plan.files, **custom}.items():
@@ -265,20 +363,32 @@ def _write(plan: LaunchPlan, start_version: int) -> None:
     paths.engines.unlink(missing_ok=True)
 
 
+async def _version_at(url: str) -> int | None:
+    """The number of the weights that the engines behind `url` serve; None: they do not say."""
+    timeout = aiohttp.ClientTimeout(total=5)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.get(f"{url}/get_model_info") as reply,
+        ):
+            found = (await reply.json(content_type=None)).get("weight_version")
+    except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError):
+        return None
+    return int(found) if isinstance(found, str) and found.isdecimal() else None
+
+
+def _is_at_rest(run: Path, served: int | None) -> bool:
+    """Whether the engines serve all that the job was given samples for."""
+    given = [one.version for one in newest_chain(run) if one.has_samples]
+    return served is not None and served >= max(given, default=0)
+
+
 def has_version(url: str, at_least: int) -> Callable[[], Awaitable[bool]]:
     """Whether the engines behind `url` serve weights with that number or a later one."""
 
     async def ready() -> bool:
-        timeout = aiohttp.ClientTimeout(total=5)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout) as session,
-                session.get(f"{url}/get_model_info") as reply,
-            ):
-                found = (await reply.json(content_type=None)).get("weight_version")
-        except (aiohttp.ClientError, TimeoutError, ValueError, AttributeError):
-            return False
-        return isinstance(found, str) and found.isdecimal() and int(found) >= at_least
+        version = await _version_at(url)
+        return version is not None and version >= at_least
 
     return ready
 

@@ -83,11 +83,6 @@ def _refuse(values: dict[str, Any]) -> None:
         problems.append(
             "teachers: the job's further teachers are in cluster.teachers; move it there"
         )
-    if "canaries" in _section(values, "guard"):
-        problems.append(
-            "guard.canaries: slime cannot go back to an older version; remove it, and compare "
-            "checkpoints with opd eval"
-        )
     judge = _section(values, "judge")
     if "base_url" in judge and "judge" in _section(values, "cluster"):
         problems.append("judge.base_url and cluster.judge are both set: choose one judge")

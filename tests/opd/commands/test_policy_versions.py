@@ -5,14 +5,17 @@ import pytest
 from typer.testing import CliRunner
 
 from opd.cli.app import app
+from opd.run import config as run_config
+from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal
 from rollout_bridge.stop_order import StopOrder, order_stop, read_stop
+from tests.opd.cluster.test_going_back import plan as cluster_plan
+from tests.opd.cluster.test_going_back import write_run
 from tests.opd.commands.test_policy_export import trained_run
+from tests.rollout_bridge.guard.test_checks import a_check
 from tests.rollout_bridge.rehearsal.test_journal import a_row
-from tests.trainer.guard.test_checks import a_check
 from tests.trainer.tiny import save_model
 from trainer.checkpoints.checkpoint import Checkpoints
-from trainer.guard.checks import add_check
 from trainer.schedule.rollback_order import read_rollback
 
 
@@ -115,3 +118,48 @@ def test_compare_sets_two_versions_side_by_side_and_says_what_lies_between(run):
     assert refused.exit_code != 0
     assert "version 7 is not in the chain" in " ".join(refused.output.split())
     assert policy("compare", run, "--version", "2", "--against", "2").exit_code != 0
+
+
+@pytest.fixture
+def cluster(tmp_path) -> Path:
+    """Versions 1 to 7 of a run that slime trains, with checkpoints of 3 and 5."""
+    run = tmp_path / "cluster"
+    write_run(run)
+    run_config.save(cluster_plan(run).config, run / "config.toml")
+    return run
+
+
+def test_a_clusters_versions_are_listed_shown_and_compared(cluster):
+    lines = policy("list", cluster).output.splitlines()
+    cells = [line.split() for line in lines[1:]]
+    assert [(cell[0], cell[1]) for cell in cells] == [(str(n), str(n - 1)) for n in range(1, 8)]
+    kept = {cell[0] for cell in cells if cell[6] == "kept"}
+    assert kept == {"1", "3", "5"}
+    assert {cell[6] for cell in cells} == {"kept", "none"}
+    facts = dict(
+        line.split(maxsplit=1)
+        for line in policy("show", cluster, "--version", "5").output.splitlines()
+    )
+    assert (facts["step"], facts["turns"], facts["weights"]) == ("4", "1", "kept")
+    compared = policy("compare", cluster, "--version", "2", "--against", "5").output
+    assert "trained between them: 3 turns and 0 lessons in 3 versions" in compared
+
+
+def test_a_clusters_rollback_says_what_it_costs(cluster):
+    refused = policy("rollback", cluster, "--version", "9")
+    assert refused.exit_code != 0
+    assert "--version: version 9 is not in the chain" in " ".join(refused.output.split())
+    assert read_rollback(cluster) is None
+    done = policy("rollback", cluster, "--version", "4")
+    assert done.exit_code == 0, done.output
+    assert "the job begins with version 3, from checkpoint iter_0000001" in done.output
+    assert "lost too" in done.output
+    assert "withdrawn: versions 5 to 7" in done.output
+    assert read_rollback(cluster) == 4
+
+
+def test_a_clusters_version_cannot_be_pinned_and_the_way_out_is_named(cluster):
+    refused = policy("pin", cluster, "--version", "5")
+    assert refused.exit_code != 0
+    assert "go back with opd policy rollback" in " ".join(refused.output.split())
+    assert read_stop(cluster) is None

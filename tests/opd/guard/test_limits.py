@@ -8,7 +8,7 @@ import pytest
 
 from opd.guard.config import GuardConfig
 from opd.guard.limits import breaches, repeated_share
-from trainer.guard.checks import Checked
+from rollout_bridge.guard.checks import Checked
 
 
 def checked(**values: Any) -> Checked:

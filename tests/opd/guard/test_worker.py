@@ -23,11 +23,11 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.guard.checks import last_check, read_checks
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
-from trainer.guard.checks import last_check, read_checks
 from trainer.schedule.rollback_order import read_rollback
 
 GREETING = Canary(name="greeting", prompt="Hello.", matches=r"\w")
@@ -167,8 +167,10 @@ async def test_a_version_that_fails_is_withdrawn_and_training_stops(
     await guard.look()
     policy.version = 4
     policy.says(*[BAD] * 8)
-    await make(samples=8).look()
+    restarted = make(samples=8)
+    await restarted.look()
     assert read_rollback(tmp_path) == 3
+    assert restarted._metrics.registry.get_sample_value("guard_withdrawn_total") == 2
 
 
 async def test_drift_is_a_breach_too(make: Make, policy: Policy, tmp_path: Path) -> None:

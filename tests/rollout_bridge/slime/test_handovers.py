@@ -135,3 +135,20 @@ def test_a_record_without_lessons_is_what_it_was_before_there_were_any(log: Hand
     third = a_record(3, 1, step, lesson_ids=("lesson-1", "lesson-2"))
     written(log, third)
     assert log.chain(1) == [start, step, third]
+
+
+def test_a_start_may_restore_an_older_version_and_a_step_may_not(log: HandoverLog) -> None:
+    start = a_start(1, -1, None)
+    [*_, step] = written(log, start, a_record(2, 0, start))
+    back = a_record(3, -1, step, kind="start", turn_ids=(), staleness=(), restores=start.version)
+    assert b"restores" not in step.to_bytes()
+    written(log, back)
+    assert log.chain(-1) == log.newest_chain() == [start, step, back]
+    assert log.newest_chain(2) == [start, step]
+    assert back.policy_version(Path("save")).restores == 1
+    with pytest.raises(ValueError, match="only a start"):
+        a_record(4, 1, back, restores=1)
+
+
+def test_a_new_run_has_no_newest_chain(log: HandoverLog) -> None:
+    assert log.newest_chain() == []

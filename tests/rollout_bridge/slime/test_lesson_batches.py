@@ -334,3 +334,15 @@ async def test_what_ended_hints_taught_is_undone_however_late_it_is(run: Run) ->
     lessons = await ready_lessons(run.store, KEEP, 4, version=1)
     async with asyncio.timeout(20):
         assert {sample.turn_id for sample in (await waiting).samples} == set(lessons)
+
+
+async def test_lessons_of_withdrawn_versions_stay_trained(run: Run) -> None:
+    """Version 2 was served; whether a checkpoint contains it does not matter."""
+    source = await run.job()
+    [turn_id] = await run.ready(1, **sampled_at(1))
+    lessons = await lessons_for(run, 1)
+    await source.next_batch(0)
+    await run.job(-1, 2, hindsight_rollback={"restores": 1, "parent": 2})
+    assert await state_of(run.store, turn_id) is TurnState.TRAINED
+    assert {await lesson_state(run.store, one) for one in lessons} == {LessonState.TRAINED}
+    assert await run.store.versions_given_up() == {2}

@@ -13,16 +13,16 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.prompt_history import HistoryWindow
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.guard.checks import add_check
 from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.new_store import new_store
+from tests.rollout_bridge.guard.test_checks import a_check
 from tests.spans import kept_spans, said
-from tests.trainer.guard.test_checks import a_check
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.tiny import VOCAB, conversation, make_ready, random_sequences, save_model, states
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import CheckpointError, TrainerError
-from trainer.guard.checks import add_check
 from trainer.schedule.rollback_order import order_rollback
 from trainer.step.loop import EmbeddedTrainer
 

@@ -19,16 +19,28 @@ from torch.utils.tensorboard import SummaryWriter
 
 from opd.cluster.flag_check import REPOSITORY, FlagReport
 from opd.cluster.launching.held import LaunchError
-from opd.cluster.launching.launch import _ports_are_free
-from opd.cluster.launching.launched import Launch, _launch, _write, has_version
+from opd.cluster.launching.launch import _ports_are_free, launch
+from opd.cluster.launching.launched import (
+    Launch,
+    _is_at_rest,
+    _launch,
+    _write,
+    has_version,
+)
 from opd.cluster.plan import LaunchPlan, make_plan
 from opd.processes.supervisor import free_ports
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from records.config import StoreConfig
 from records.store import Store
+from rollout_bridge.slime.handovers import HandoverLog
+from rollout_bridge.slime.saved import saved_rollouts
 from tests.examples.shipped import MODEL
 from tests.opd.cluster.examples import NOWHERE
+from tests.opd.cluster.test_going_back import write_run
+from tests.rollout_bridge.slime.test_handovers import a_record
+from trainer.errors import StartupError
+from trainer.schedule.rollback_order import order_rollback
 
 ONE = REPOSITORY / "configs" / "qwen3_4b.toml"
 
@@ -50,6 +62,13 @@ def test_free_ports_pass(tmp_path: Path) -> None:
     ports = free_ports(4)
     keys = ["proxy.port", *(f"cluster.ray.{key}port" for key in ("", "dashboard_", "agent_"))]
     _ports_are_free(plan(tmp_path, *(f"{k}={p}" for k, p in zip(keys, ports, strict=True))))
+
+
+def test_canaries_are_read_before_anything_starts(tmp_path: Path) -> None:
+    overrides = [*NOWHERE, "guard.canaries=/nowhere/canaries.jsonl"]
+    with pytest.raises(StartupError, match=r"guard\.canaries: /nowhere/canaries\.jsonl cannot be"):
+        launch(ONE, overrides, tmp_path / "run", dry_run=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_files_of_a_launch_are_written_and_old_addresses_are_gone(tmp_path: Path) -> None:
@@ -74,6 +93,29 @@ def test_files_of_a_launch_are_written_and_old_addresses_are_gone(tmp_path: Path
         "hindsight_needs": {"teacher": True, "reward": False, "compared": False, "top_k": 8},
         "update_weight_start_version": 41,
     }
+
+
+def test_a_launch_that_goes_back_sets_later_checkpoints_aside(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    order_rollback(tmp_path, 4, served=6)
+    made = plan(tmp_path)
+    _write(made, start_version=7)
+    custom = json.loads(made.paths.custom_yaml.read_text())
+    assert custom["hindsight_rollback"] == {"restores": 3, "parent": 6}
+    assert saved_rollouts(made.paths.checkpoints) == [1]
+    assert (tmp_path / "withdrawn" / "before_v000000008" / "hf" / "3").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("served", "is_at_rest"), [(None, False), (6, False), (7, True), (8, True)]
+)
+def test_a_job_is_at_rest_once_all_that_it_was_given_is_served(
+    tmp_path: Path, served: int | None, is_at_rest: bool
+) -> None:
+    chain = write_run(tmp_path)
+    refresh = a_record(8, 6, chain[-1], turn_ids=(), staleness=())
+    HandoverLog(tmp_path).write(refresh)
+    assert _is_at_rest(tmp_path, served) is is_at_rest
 
 
 async def test_store_that_cannot_be_reached_is_one_line_and_starts_nothing(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from trainer.guard import waiting
-from trainer.guard.checks import FILE, Checked, add_check, last_check, read_checks
-from trainer.guard.waiting import CheckWait
+from rollout_bridge.guard import waiting
+from rollout_bridge.guard.checks import FILE, Checked, add_check, last_check, read_checks
+from rollout_bridge.guard.waiting import CheckWait
 
 
 def a_check(version: int) -> Checked:

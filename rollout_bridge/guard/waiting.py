@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from trainer.guard.checks import FILE, Checked, last_check
+from rollout_bridge.guard.checks import FILE, Checked, last_check
 
 logger = logging.getLogger(__name__)
 
