@@ -21,7 +21,8 @@ from opd.guard.limits import repeated_share
 from opd.rehearsal.policy_sampler import Answer, PolicySampler
 from records.messages import Message, content_text
 from records.types import Ids, Logprobs
-from rollout_bridge.guard.checks import Checked
+from rollout_bridge.engine.errors import EngineRejected
+from rollout_bridge.guard.checks import Checked, Figures
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.together import all_or_none
 
@@ -48,15 +49,37 @@ class Judge(Protocol):
     ) -> bool | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """One answer: whether it is right (None: undecided), and its numbers."""
+class State(Protocol):
+    """A recorded request (`records.types.TurnRecord`)."""
 
-    canary: str
-    is_right: bool | None
+    @property
+    def prompt_ids(self) -> Ids: ...
+    @property
+    def tools(self) -> list[dict[str, Any]]: ...
+    @property
+    def sampling(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """One answer, and its numbers."""
+
+    answer: Answer
     ids: Sequence[int]
     surprise: float | None
     kl_sum: float | None
+
+
+def _figures(answers: Sequence[_Measured]) -> Figures:
+    tokens = sum(len(one.ids) for one in answers)
+    kls = [one.kl_sum for one in answers if one.kl_sum is not None]
+    surprises = [one.surprise for one in answers if one.surprise is not None]
+    return Figures(
+        kl=sum(kls) / tokens if kls and tokens else None,
+        tokens=tokens / len(answers) if answers else None,
+        surprise=fmean(surprises) if surprises else None,
+        repeated=fmean(repeated_share(one.ids) for one in answers) if answers else None,
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,42 +97,68 @@ class Asker:
     async def ask(self, model: PolicySampler, *, version: int, samples: int) -> Checked:
         """`samples` answers to each canary. Raises EngineError, ServiceUnavailable."""
         began = time.monotonic()
-        answers = await all_or_none(
-            [self._ask(model, canary) for canary in self.canaries for _ in range(samples)]
-        )
-        decided = [one for one in answers if one.is_right is not None]
-        tokens = sum(len(one.ids) for one in answers)
-        kls = [one.kl_sum for one in answers if one.kl_sum is not None]
-        surprises = [one.surprise for one in answers if one.surprise is not None]
+        asked = [canary for canary in self.canaries for _ in range(samples)]
+        results = await all_or_none([self._ask(model, canary) for canary in asked])
+        decided = [
+            (canary.name, is_right)
+            for canary, (_, is_right) in zip(asked, results, strict=True)
+            if is_right is not None
+        ]
+        figures = _figures([measured for measured, _ in results])
         return Checked(
+            **figures.model_dump(),
             version=version,
             time=time.time(),
-            passed=sum(bool(one.is_right) for one in decided),
+            passed=sum(is_right for _, is_right in decided),
             asked=len(decided),
-            undecided=len(answers) - len(decided),
-            failed=dict(Counter(one.canary for one in decided if not one.is_right)),
-            kl=sum(kls) / tokens if kls and tokens else None,
-            tokens=tokens / len(answers) if answers else None,
-            surprise=fmean(surprises) if surprises else None,
-            repeated=fmean(repeated_share(one.ids) for one in answers) if answers else None,
+            undecided=len(results) - len(decided),
+            failed=dict(Counter(name for name, is_right in decided if not is_right)),
             took_s=time.monotonic() - began,
         )
 
-    async def _ask(self, model: PolicySampler, canary: Canary) -> _Asked:
+    async def measure(
+        self, model: PolicySampler, states: Sequence[State], *, samples: int
+    ) -> Figures:
+        """`samples` answers to each recorded request. Raises EngineError."""
+        found = await all_or_none(
+            [self._of_state(model, state) for state in states for _ in range(samples)]
+        )
+        return _figures([one for one in found if one is not None])
+
+    async def _of_state(self, model: PolicySampler, state: State) -> _Measured | None:
+        """None for a request that is too long for the engine by now."""
+        thinking = state.sampling.get("enable_thinking")
+        try:
+            return await self._measured(model, state.prompt_ids, state.tools, thinking)
+        except EngineRejected as error:
+            logger.warning("a recorded request is not asked again: %s", error)
+            return None
+
+    async def _ask(self, model: PolicySampler, canary: Canary) -> tuple[_Measured, bool | None]:
+        """An answer, and whether it is right (None: undecided)."""
         prompt = self._prompts.get(canary.name)
         if prompt is None:
             prompt = self.rendering.prompt_ids(canary.conversation, canary.tools)
             self._prompts[canary.name] = prompt
-        answer = await model.answer(prompt, canary.tools)
+        measured = await self._measured(model, prompt, canary.tools)
+        return measured, await self._is_right(canary, measured.answer)
+
+    async def _measured(
+        self,
+        model: PolicySampler,
+        prompt: Ids,
+        tools: Sequence[dict[str, Any]],
+        enable_thinking: bool | None = None,
+    ) -> _Measured:
+        answer = await model.answer(prompt, tools, enable_thinking=enable_thinking)
         ids = np.asarray(answer.rollout.ids, dtype=np.int32)
         own = np.asarray(answer.rollout.logprobs, dtype=np.float32)
         kl_sum = None
         if len(ids):
             start = await self.start.score(np.concatenate([prompt, ids]), len(prompt))
             kl_sum = float((own - start).sum())
-        return _Asked(
-            canary=canary.name,
-            is_right=await self._is_right(canary, answer),
+        return _Measured(
+            answer=answer,
             ids=ids.tolist(),
             surprise=float(-own.mean()) if len(own) else None,
             kl_sum=kl_sum,

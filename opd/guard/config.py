@@ -9,8 +9,10 @@ from pydantic import (
     ConfigDict,
     Field,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveInt,
     field_validator,
+    model_validator,
 )
 
 
@@ -22,7 +24,11 @@ class GuardConfig(BaseModel):
     canaries: Path | None = None
     """A file with a canary per line (docs/guard.md): a request, and what its answer must be."""
     samples: PositiveInt = 4
-    """Answers to each canary at each version, at temperature 1."""
+    """Answers to each canary and recorded request at each version, at temperature 1."""
+    states: NonNegativeInt = 0
+    """Recorded requests, the newest of users who consent to training, that each version and the
+    start model answer besides: their answers must keep to the limits on drift, too.
+    """
     start_samples: PositiveInt = 16
     """Answers of the start model to each, with which later versions are compared."""
     max_new_tokens: PositiveInt = 128
@@ -47,6 +53,12 @@ class GuardConfig(BaseModel):
     def _from_anywhere(cls, value: Path | None) -> Path | None:
         """A run that is resumed from another folder finds it too."""
         return None if value is None else value.resolve()
+
+    @model_validator(mode="after")
+    def _has_canaries(self) -> GuardConfig:
+        if self.states and self.canaries is None:
+            raise ValueError("guard.states needs guard.canaries: a file with at least one canary")
+        return self
 
     @property
     def is_on(self) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from opd.guard.config import GuardConfig
-from rollout_bridge.guard.checks import Checked
+from rollout_bridge.guard.checks import Checked, Figures
 from rollout_bridge.rehearsal.estimates import Rate
 
 _NGRAM = 4
@@ -16,7 +16,11 @@ _MOST_UNDECIDED = 0.5
 
 def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
     """What is wrong with a version, in sentences; empty for one that may serve."""
-    return [*_passed(config, start, now), *_drift(config, start, now)]
+    found = [*_passed(config, start, now), *_drift(config, start, now, "answers to canaries")]
+    if now.recorded is not None and now.recorded_start is not None:
+        where = "answers to recorded requests"
+        found += _drift(config, now.recorded_start, now.recorded, where)
+    return found
 
 
 def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
@@ -39,25 +43,24 @@ def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         )
 
 
-def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
+def _drift(config: GuardConfig, start: Figures, now: Figures, of: str) -> Iterator[str]:
     if now.kl is not None and now.kl > config.max_kl:
         yield (
-            f"answers to canaries are {now.kl:.2f} nats per token from the start model, at most "
+            f"{of} are {now.kl:.2f} nats per token from the start model, at most "
             f"{config.max_kl:g} are allowed (guard.max_kl)"
         )
     if start.tokens and now.tokens is not None:
         ratio = now.tokens / start.tokens
         if not 1 / config.max_longer <= ratio <= config.max_longer:
             yield (
-                f"answers to canaries have {now.tokens:.0f} tokens, the start's "
-                f"{start.tokens:.0f}: more than {config.max_longer:g} times as many, or as few "
-                "(guard.max_longer)"
+                f"{of} have {now.tokens:.0f} tokens, the start's {start.tokens:.0f}: more than "
+                f"{config.max_longer:g} times as many, or as few (guard.max_longer)"
             )
     if start.surprise and now.surprise is not None:
         share = now.surprise / start.surprise
         if share < config.least_entropy:
             yield (
-                f"answers have {share:.0%} of the start's entropy, at least "
+                f"{of} have {share:.0%} of the start's entropy, at least "
                 f"{config.least_entropy:.0%} are required (guard.least_entropy)"
             )
     if (
@@ -66,9 +69,8 @@ def _drift(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         and now.repeated - start.repeated > config.max_repeated
     ):
         yield (
-            f"{now.repeated:.0%} of an answer repeats earlier parts of it, the start's "
-            f"{start.repeated:.0%}; at most {config.max_repeated:.0%} more is allowed "
-            "(guard.max_repeated)"
+            f"{of} repeat {now.repeated:.0%} of themselves, the start's {start.repeated:.0%}; at "
+            f"most {config.max_repeated:.0%} more is allowed (guard.max_repeated)"
         )
 
 

@@ -25,6 +25,7 @@ class GuardMetrics:
     def set(self, row: Checked) -> None:
         """Show this check."""
         self._values.clear()
+        recorded = row.recorded
         values = {
             "version": row.version,
             "passed_share": row.passed / row.asked if row.asked else None,
@@ -32,6 +33,8 @@ class GuardMetrics:
             "tokens": row.tokens,
             "surprise_nats": row.surprise,
             "repeated_share": row.repeated,
+            "recorded_kl_nats": None if recorded is None else recorded.kl,
+            "recorded_tokens": None if recorded is None else recorded.tokens,
             "breaches": len(row.breaches),
             "seconds": row.took_s,
         }

@@ -13,6 +13,8 @@ from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.seats import Seats
 from opd.rehearsal.starting import Connections, seats_of
 from opd.run.config import RunConfig
+from records.store import Store
+from records.types import TurnRecord
 from rollout_bridge.scoring.policy_scores import served_version
 
 
@@ -44,6 +46,13 @@ def guard_worker(
         policy=sampler(to.policy),
         start=sampler(to.frozen),
         version=partial(served_version, to.policy),
+        states=partial(_newest_states, to.store, config.guard.states),
         folder=folder,
         metrics=metrics,
     )
+
+
+async def _newest_states(store: Store, most: int) -> list[TurnRecord]:
+    if not most:
+        return []
+    return await store.load_turns(await store.keep_states(exclude_hints=(), limit=most))

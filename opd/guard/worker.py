@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from opd.guard.asking import Asker
+from opd.guard.asking import Asker, State
 from opd.guard.config import GuardConfig
 from opd.guard.limits import breaches
 from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
+from records.errors import StoreError
 from rollout_bridge.engine.errors import EngineError
-from rollout_bridge.guard.checks import Checked, add_check, read_checks
+from rollout_bridge.guard.checks import Checked, Figures, add_check, read_checks
 from rollout_bridge.stop_order import StopOrder, read_stop, stop_and_serve
 from rollout_bridge.worker import ServiceUnavailable
 from trainer.schedule.rollback_order import order_rollback
@@ -32,7 +33,8 @@ START = 0
 
 class GuardWorker:
     """Checks versions one after another. `policy` samples from the serving version, `start` from
-    the frozen start model, both at temperature 1; `version` asks which version serves.
+    the frozen start model, both at temperature 1; `version` asks which version serves, `states`
+    which recorded requests are answered besides.
     """
 
     def __init__(
@@ -43,11 +45,13 @@ class GuardWorker:
         policy: PolicySampler,
         start: PolicySampler,
         version: Callable[[], Awaitable[int]],
+        states: Callable[[], Awaitable[Sequence[State]]],
         folder: Path,
         metrics: GuardMetrics,
     ) -> None:
         self._asker, self._config, self._folder = asker, config, folder
         self._policy, self._start_model, self._version = policy, start, version
+        self._states = states
         self._metrics = metrics
         rows = read_checks(folder)
         self._start = next((row for row in rows if row.version == START), None)
@@ -74,7 +78,7 @@ class GuardWorker:
                 try:
                     look.result()
                     failures = 0
-                except (EngineError, ServiceUnavailable) as error:
+                except (EngineError, ServiceUnavailable, StoreError) as error:
                     failures += 1
                     pause_s = min(POLL_S * 2.0 ** min(failures, 30), _LONGEST_PAUSE_S)
                     logger.warning("the guard waits %.0f s: %s", pause_s, error)
@@ -83,13 +87,16 @@ class GuardWorker:
             stopping.cancel()
 
     async def look(self) -> None:
-        """Check the serving version, if it was not. Raises EngineError, ServiceUnavailable."""
+        """Check the serving version, if it was not. Raises EngineError, ServiceUnavailable,
+        StoreError.
+        """
         if self._start is None:
             self._start = await self._ask_start()
         version = await self._version()
         if not self._is_due(version):
             return
         found = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
+        found = found.model_copy(update=await self._recorded())
         if await self._version() != version:
             return  # another version has sampled a part of it
         problems = breaches(self._config, self._start, found)
@@ -105,6 +112,19 @@ class GuardWorker:
         logger.info(
             "version %d: %d of %d answers to canaries are right", version, found.passed, found.asked
         )
+
+    async def _recorded(self) -> dict[str, Figures]:
+        """Answers of both models to recorded requests; nothing without any. Raises EngineError,
+        StoreError.
+        """
+        states = await self._states()
+        if not states:
+            return {}
+        samples = self._config.samples
+        return {
+            "recorded": await self._asker.measure(self._policy, states, samples=samples),
+            "recorded_start": await self._asker.measure(self._start_model, states, samples=samples),
+        }
 
     def _is_due(self, version: int) -> bool:
         """Whether the serving version must be checked. A failed one is checked again once somebody

@@ -15,26 +15,35 @@ from rollout_bridge.rehearsal.last_line import last_line
 FILE = "guard.jsonl"
 
 
-class Checked(BaseModel):
-    """A version's results on the canaries. `passed` of `asked` answers did what their canary wants;
-    on `undecided` ones the judge or the user's function did not decide. `kl` is the mean of log pi
-    - log pi_start per token of the answers, `surprise` that of -log pi (an estimate of the
-    entropy), both in nats. `tokens` is the mean length of an answer, `repeated` the share of its
-    four-token sequences that repeat an earlier one. None: no answer could be measured. `breaches`
-    names the limits that were broken.
+class Figures(BaseModel):
+    """How answers look, whatever they say. `kl` is the mean of log pi - log pi_start per token of
+    the answers, `surprise` that of -log pi (an estimate of the entropy), both in nats. `tokens` is
+    the mean length of an answer, `repeated` the share of its four-token sequences that repeat an
+    earlier one. None: no answer could be measured.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kl: float | None
+    tokens: float | None
+    surprise: float | None
+    repeated: float | None
+
+
+class Checked(Figures):
+    """A version's results on the canaries. `passed` of `asked` answers did what their canary wants;
+    on `undecided` ones the judge or the user's function did not decide. `recorded` are its answers
+    to recorded requests, `recorded_start` the start model's to the same ones; None: there were
+    none. `breaches` names the limits that were broken.
+    """
 
     version: int
     time: float
     passed: int
     asked: int
     undecided: int = 0
-    kl: float | None
-    tokens: float | None
-    surprise: float | None
-    repeated: float | None
+    recorded: Figures | None = None
+    recorded_start: Figures | None = None
     failed: dict[str, int] = {}
     """Answers that failed, by canary; canaries without any have no entry."""
     breaches: list[str] = []

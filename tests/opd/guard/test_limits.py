@@ -8,7 +8,7 @@ import pytest
 
 from opd.guard.config import GuardConfig
 from opd.guard.limits import breaches, repeated_share
-from rollout_bridge.guard.checks import Checked
+from rollout_bridge.guard.checks import Checked, Figures
 
 
 def checked(**values: Any) -> Checked:
@@ -70,3 +70,32 @@ def test_repetition_is_that_of_four_tokens() -> None:
     assert repeated_share([1, 2, 3, 4, 5]) == 0.0
     assert repeated_share([1] * 11) == pytest.approx(7 / 8)
     assert repeated_share([1, 2, 3, 4, 1, 2, 3, 4]) == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({}, None),
+        ({"kl": 1.01}, "max_kl"),
+        ({"tokens": 200.0}, "max_longer"),
+        ({"surprise": 0.04}, "least_entropy"),
+        ({"repeated": 0.41}, "max_repeated"),
+    ],
+)
+def test_recorded_requests_have_the_same_limits_on_drift(
+    values: dict[str, float], name: str | None
+) -> None:
+    start = Figures(kl=0.0, tokens=60.0, surprise=0.5, repeated=0.1)
+    now = start.model_copy(update=values)
+    found = breaches(GuardConfig(), START, checked(recorded=now, recorded_start=start))
+    if name is None:
+        assert found == []
+    else:
+        [said] = found
+        assert said.startswith("answers to recorded requests")
+        assert f"guard.{name}" in said
+
+
+def test_recorded_requests_need_canaries() -> None:
+    with pytest.raises(ValueError, match=r"guard\.states needs guard\.canaries"):
+        GuardConfig(states=8)

@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from opd.guard.config import GuardConfig
 from opd.guard.metrics import GuardMetrics
 from opd.guard.worker import GuardWorker
 from opd.rehearsal.policy_sampler import PolicySampler
+from records.types import Ids
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.engine.errors import EngineUnavailable
+from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from rollout_bridge.guard.checks import last_check, read_checks
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
@@ -78,6 +80,15 @@ def policy(rendering: Rendering) -> Policy:
     return Policy(rendering)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A request that somebody made."""
+
+    prompt_ids: Ids
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    sampling: dict[str, Any] = field(default_factory=dict)
+
+
 Make = Any
 
 
@@ -85,7 +96,10 @@ Make = Any
 def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Path) -> Make:
     """A guard of this folder, as after a restart."""
 
-    def made(*canaries: Canary, **settings: Any) -> GuardWorker:
+    def made(*canaries: Canary, states: Sequence[Recorded] = (), **settings: Any) -> GuardWorker:
+        async def newest() -> Sequence[Recorded]:
+            return states
+
         def sampler(engine: Any) -> PolicySampler:
             return PolicySampler(
                 engine,
@@ -112,6 +126,7 @@ def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Pa
             policy=sampler(policy.engine),
             start=sampler(start),
             version=policy.served,
+            states=newest,
             folder=tmp_path,
             metrics=GuardMetrics(),
         )
@@ -247,6 +262,44 @@ async def test_an_engine_that_fails_is_asked_again(
     stop.set()
     await running
     assert [row.version for row in read_checks(tmp_path)] == [0, 1]
+
+
+async def test_recorded_requests_are_answered_by_both_models_and_limited_alone(
+    make: Make, policy: Policy, rendering: Rendering, tmp_path: Path
+) -> None:
+    asked = rendering.prompt_ids([{"role": "user", "content": "How warm is it in Oslo?"}])
+    states = [Recorded(prompt_ids=asked), Recorded(prompt_ids=asked)]
+    guard = make(states=states, samples=1, max_repeated=0.3)
+    await guard.look()
+    [begun] = read_checks(tmp_path)
+    assert begun.recorded is None, "the start is not compared with itself"
+    policy.version = 1
+    policy.says("Hello.", BAD, BAD)
+    await guard.look()
+    found = read_checks(tmp_path)[-1]
+    assert found.passed == 1
+    assert found.recorded is not None
+    assert found.recorded_start is not None
+    assert found.recorded.repeated is not None
+    assert found.recorded.repeated > 0.5
+    assert found.recorded_start.kl == pytest.approx(0, abs=1e-3)
+    [breach] = found.breaches
+    assert breach.startswith("answers to recorded requests repeat")
+
+
+async def test_a_recorded_request_that_the_engine_refuses_by_now_is_left_out(
+    make: Make, policy: Policy, rendering: Rendering, tmp_path: Path
+) -> None:
+    asked = rendering.prompt_ids([{"role": "user", "content": "How warm is it in Oslo?"}])
+    guard = make(states=[Recorded(prompt_ids=asked)] * 2, samples=1)
+    await guard.look()
+    policy.version = 1
+    policy.says("Hello.", EngineRejected(400, "too long"), "It is warm.")
+    await guard.look()
+    found = read_checks(tmp_path)[-1]
+    assert found.breaches == []
+    assert found.recorded is not None
+    assert found.recorded.tokens is not None
 
 
 RELEASE = threading.Event()
