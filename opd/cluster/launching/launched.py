@@ -128,9 +128,17 @@ class Launch:
             await self._report()
 
     async def _stop_job(self) -> None:
-        """End a job whose run goes back, and what uses its engines."""
+        """End a job whose run goes back, and what uses its engines. Raises LaunchError if it may
+        still be running: two jobs must not work on one store.
+        """
         await self._children.stop()
-        await run_to_end(self._plan.commands.stop_job, STOP_JOB_S)
+        if self._job.status is None:
+            status, _ = await run_to_end(self._plan.commands.stop_job, STOP_JOB_S)
+            if status != 0:
+                raise LaunchError(
+                    f"slime's job could not be stopped (status {status} of the command, 124: it "
+                    f"took over {STOP_JOB_S:.0f} s); the next launch goes back"
+                )
         await self._job.stop()
         await self._write_steps(is_end=True)
 
