@@ -87,6 +87,8 @@ class Launch:
         self._store = store
         self._console = console
         self._ray = Held("Ray", plan.commands.ray_head, plan.paths.launch / "ray.log")
+        self._steps = ClusterSteps(plan.paths.run)
+        self._started_at = time.time()
         self._take(plan, start_version)
 
     def _take(self, plan: LaunchPlan, start_version: int) -> None:
@@ -96,9 +98,6 @@ class Launch:
         logs = plan.paths.launch
         self._job = Held("slime's job", plan.commands.submit, logs / "slime.log")
         self._children = Supervisor(logs)
-        # Made anew, so that it writes metrics.jsonl anew: a job that goes back repeats batches.
-        self._steps = ClusterSteps(plan.paths.run)
-        self._started_at = time.time()
 
     async def run(self) -> None:
         """Start all, follow jobs to the end of the last one, stop all. Raises for anything that
