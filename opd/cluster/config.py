@@ -141,6 +141,7 @@ class ClusterConfig(_Section):
     """Keep the optimiser's state in the memory of the host."""
     save_interval: PositiveInt = 20
     """Steps between two checkpoints. A turn counts as trained once a checkpoint contains its step.
+    A rollback goes back to one of them, so fewer steps lose less.
     """
     save_hf: bool = True
     """With each checkpoint, write the weights in Hugging Face format too."""

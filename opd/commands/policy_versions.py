@@ -91,6 +91,8 @@ def roll_back(config_file: Path, version: int) -> str:
 
 def _roll_back_cluster(folder: Path, version: int) -> str:
     chain = newest_chain(folder)
+    if version == chain[-1].version:
+        raise StartupError(f"--version: version {version} is the newest, and needs no rollback")
     try:
         back = back_to(version, chain, saved_rollouts(folder / "checkpoints"), served=None)
     except StartupError as error:

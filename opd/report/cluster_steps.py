@@ -84,6 +84,8 @@ class ClusterSteps:
         self._open: dict[int, _Batch] = {}
         self._written: int | None = None
         """The newest batch that has its row; None before anything was found."""
+        self._to_drop: int | None = None
+        """Rows after this batch are of a job that another one has replaced."""
 
     def update(self, *, is_end: bool = False) -> list[dict[str, Any]]:
         """Write a row for each batch that is complete: one with trained values, followed by another
@@ -95,8 +97,10 @@ class ClusterSteps:
             return []  # nothing to write the file from
         for one in values:
             if one.name == _HANDED_OVER:
-                # A job that resumed does these batches again.
+                # A job that resumed, or went back, does these batches again.
                 self._open = {key: kept for key, kept in self._open.items() if key < one.batch}
+                if self._written is not None and one.batch <= self._written:
+                    self._to_drop = self._written = one.batch - 1
             if self._written is None or one.batch > self._written:
                 self._open.setdefault(one.batch, _Batch()).add(one)
         trained = [batch for batch, found in self._open.items() if found.sums]
@@ -105,6 +109,9 @@ class ClusterSteps:
             whole.write_text("", encoding="utf-8")
             os.replace(whole, self._path)
             self._written = -1
+        if self._to_drop is not None:
+            _keep_steps(self._path, self._to_drop + 1)
+            self._to_drop = None
         if not trained:
             return []
         last = max(trained) if is_end else max(trained) - 1
@@ -121,6 +128,15 @@ class ClusterSteps:
             if path not in self._files:
                 self._files[path] = _EventFile(path)
             yield from self._files[path].new()
+
+
+def _keep_steps(path: Path, last: int) -> None:
+    """Only the rows up to this step; all of them or, with OSError, none are dropped."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = path.with_suffix(".new")
+    kept = "".join(line for line in lines if json.loads(line)["step"] <= last)
+    whole.write_text(kept, encoding="utf-8")
+    os.replace(whole, path)
 
 
 def _append(path: Path, lines: str) -> None:

@@ -102,6 +102,7 @@ class TurnSource:
         self._resumed_at = clock()
         self._hold = HoldWriter(settings.run_folder)
         self._stopped: str | None = None
+        self._is_leaving = False
 
     @property
     def version(self) -> int:
@@ -282,7 +283,13 @@ class TurnSource:
         if why is not None and why != self._stopped:
             logger.error("training stops: %s; it goes on once RUN/stop is removed", why)
         self._stopped = why
-        if why is not None or goes_back(self._settings.run_folder):
+        if goes_back(self._settings.run_folder):
+            if not self._is_leaving:
+                logger.warning("no more batches: the run goes back, and the launch ends this job")
+            self._is_leaving = True
+            return True
+        self._is_leaving = False
+        if why is not None:
             return True
         if self._check.awaits(self.version):
             return True

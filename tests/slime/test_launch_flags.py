@@ -22,6 +22,8 @@ from opd.cluster.architecture import Architecture, megatron_flags
 from opd.cluster.flag_check import FlagError
 from opd.cluster.plan import LaunchPlan, make_plan
 from tests.opd.cluster.examples import CONFIGS, NOWHERE, values
+from tests.opd.cluster.test_going_back import write_run
+from trainer.schedule.rollback_order import order_rollback
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
 HERE = Path(__file__).parent
@@ -85,6 +87,14 @@ def test_flags_of_an_example_are_known_and_slime_accepts_them_together(config, p
     assert plan.flags.checked
     assert plan.flags.text.endswith("slime's whole parse_args passed")
     assert not plan.flags.warnings
+
+
+def test_flags_of_a_launch_that_goes_back_are_accepted_too(plan_with, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    order_rollback(tmp_path / "run", 3)
+    plan = plan_with(CONFIGS[0])
+    assert ("--ckpt-step", "1") in plan.sections["checkpoints"]
+    assert plan.flags.text.endswith("slime's whole parse_args passed")
 
 
 def test_without_a_gpu_the_flags_are_checked_and_the_rest_is_said_to_be_open(plan_with) -> None:

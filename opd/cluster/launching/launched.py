@@ -87,6 +87,8 @@ class Launch:
         self._store = store
         self._console = console
         self._ray = Held("Ray", plan.commands.ray_head, plan.paths.launch / "ray.log")
+        self._steps = ClusterSteps(plan.paths.run)
+        self._started_at = time.time()
         self._take(plan, start_version)
 
     def _take(self, plan: LaunchPlan, start_version: int) -> None:
@@ -96,9 +98,6 @@ class Launch:
         logs = plan.paths.launch
         self._job = Held("slime's job", plan.commands.submit, logs / "slime.log")
         self._children = Supervisor(logs)
-        # Made anew, so that it writes metrics.jsonl anew: a job that goes back repeats batches.
-        self._steps = ClusterSteps(plan.paths.run)
-        self._started_at = time.time()
 
     async def run(self) -> None:
         """Start all, follow jobs to the end of the last one, stop all. Raises for anything that
@@ -128,9 +127,17 @@ class Launch:
             await self._report()
 
     async def _stop_job(self) -> None:
-        """End a job whose run goes back, and what uses its engines."""
+        """End a job whose run goes back, and what uses its engines. Raises LaunchError if it may
+        still be running: two jobs must not work on one store.
+        """
         await self._children.stop()
-        await run_to_end(self._plan.commands.stop_job, STOP_JOB_S)
+        if self._job.status is None:
+            status, _ = await run_to_end(self._plan.commands.stop_job, STOP_JOB_S)
+            if status != 0:
+                raise LaunchError(
+                    f"slime's job could not be stopped (status {status} of the command, 124: it "
+                    f"took over {STOP_JOB_S:.0f} s); the next launch goes back"
+                )
         await self._job.stop()
         await self._write_steps(is_end=True)
 

@@ -149,6 +149,9 @@ def test_a_clusters_rollback_says_what_it_costs(cluster):
     refused = policy("rollback", cluster, "--version", "9")
     assert refused.exit_code != 0
     assert "--version: version 9 is not in the chain" in " ".join(refused.output.split())
+    newest = policy("rollback", cluster, "--version", "7")
+    assert newest.exit_code != 0
+    assert "version 7 is the newest" in " ".join(newest.output.split())
     assert read_rollback(cluster) is None
     done = policy("rollback", cluster, "--version", "4")
     assert done.exit_code == 0, done.output

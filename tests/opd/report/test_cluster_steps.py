@@ -99,6 +99,35 @@ def test_a_resumed_job_replaces_the_batches_that_it_does_again(tmp_path: Path) -
     assert figures(tmp_path, "step", "version", "loss")[2:] == [[3, 6, 20.0]]
 
 
+def test_a_job_that_goes_back_replaces_rows_that_are_written_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, steps = Job(tmp_path), ClusterSteps(tmp_path)
+    for batch in range(4):
+        first.hand_over(batch)
+        first.train(batch, [float(batch)])
+    steps.update(is_end=True)
+    second = Job(tmp_path)
+    second.now = 2_000.0
+    second.hand_over(1, **{"handover/version": 6})
+    with monkeypatch.context() as patch:
+
+        def full(*_: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        patch.setattr("opd.report.cluster_steps.os.replace", full)
+        with pytest.raises(OSError, match="No space"):
+            steps.update()
+    assert figures(tmp_path, "step", "version") == [[1, 1], [2, 2], [3, 3], [4, 4]]
+    second.train(1, [10.0])
+    second.hand_over(2, **{"handover/version": 7})
+    second.train(2, [20.0])
+    steps.update()
+    assert figures(tmp_path, "step", "version", "loss") == [[1, 1, 0.0], [2, 6, 10.0]]
+    steps.update(is_end=True)
+    assert figures(tmp_path, "step", "version")[2:] == [[3, 7]]
+
+
 def test_rows_that_found_no_room_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

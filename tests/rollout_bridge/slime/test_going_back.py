@@ -123,7 +123,9 @@ async def test_a_note_that_names_no_version_is_refused(run: Run) -> None:
 
 
 @pytest.mark.parametrize("order", ["rollback", "stop"])
-async def test_a_job_that_is_to_go_back_is_given_no_turns(run: Run, order: str) -> None:
+async def test_a_job_that_is_to_go_back_is_given_no_turns(
+    run: Run, order: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """One that is pipelined is given an empty batch, after which the last step is served."""
     await run.ready(4)
     source = await run.job()
@@ -138,6 +140,7 @@ async def test_a_job_that_is_to_go_back_is_given_no_turns(run: Run, order: str) 
     await asyncio.sleep(0.5)
     assert not waiting.done()
     assert await run.states(turn_ids) == [READY] * 4
+    assert caplog.text.count("the launch ends this job") == 1
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
 
