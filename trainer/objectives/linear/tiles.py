@@ -1,15 +1,27 @@
-"""Logits of an output layer, one tile of tokens x vocabulary at a time.
+"""Logits of an output layer, one tile of tokens x vocabulary at a time: what the forward pass keeps
+of them, and the gradients of what it kept.
 
-Tiles are made in a reused buffer, so that no [N, V] tensor exists. How they are used, forward and
-backward, is not known here.
+Tiles are made in a reused buffer, so that no [N, V] tensor exists. Forward, the tiles of a token's
+row are folded in one after the other (an online logsumexp, ALGORITHMS 2.5); a few numbers per token
+are kept. Backward, the logits are computed again. With z the logits, p = softmax(z), q = softmax(z
+/ T), H the entropy of p, and g the incoming gradients (g_k of id k's log-prob at temperature 1,
+g'_k of that at T):
 
-Shapes: N tokens, V vocabulary, H hidden size, K ids per token; n x c one tile.
+    dz_v = (g_logsumexp - sum_k g_k) p_v - g_H p_v (log p_v + H) - (sum_k g'_k / T) q_v
+           + sum over the k whose id is v of (g_k + g'_k / T)
+
+It is built in place of the tile's logits and added to the gradients of the hidden states and of
+the output layer at once. Tokens without a gradient are left out: a NaN there reaches nothing.
+
+Shapes: N tokens, V vocabulary, H hidden size, K ids per token; n x c one tile. Per-token tensors
+are [N] or [N, K], S of the K also at temperature T.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -95,3 +107,393 @@ class LogitTiles:
         if self.softcap is not None:
             logits_nc.div_(self.softcap).tanh_().mul_(self.softcap)
         return logits_nc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenValues:
+    """What the forward pass finds of each token: log-probs of the ids, those at temperature T of
+    the first S, entropy, logsumexp at 1 and at T, the likeliest ids and their log-probs.
+    """
+
+    logprobs_NK: Tensor
+    tempered_NS: Tensor | None
+    entropy_N: Tensor | None
+    logsumexp_N: Tensor
+    tempered_logsumexp_N: Tensor | None
+    top_ids_NK: Tensor
+    top_NK: Tensor
+
+
+def token_values(
+    tiles: LogitTiles,
+    ids_NK: Tensor,
+    inverse_temperatures_N: Tensor | None,
+    *,
+    sampled_columns: int,
+    want_entropy: bool,
+    top_k: int,
+) -> TokenValues:
+    """One pass over all tiles; `sampled_columns` is S."""
+    statistics = _TokenStatistics(
+        tiles, ids_NK, inverse_temperatures_N, want_entropy=want_entropy, top_k=top_k
+    )
+    # Autocast would round the logits too coarsely for log-probs.
+    with torch.autocast(tiles.hidden_NH.device.type, enabled=False):
+        statistics.add_all(tiles)
+    return TokenValues(
+        logprobs_NK=statistics.logprobs(statistics.picked_NK),
+        tempered_NS=statistics.tempered_logprobs(statistics.picked_NK[:, :sampled_columns]),
+        entropy_N=statistics.entropy_N(),
+        logsumexp_N=statistics.logsumexp_N(),
+        tempered_logsumexp_N=statistics.tempered_logsumexp_N(),
+        top_ids_NK=statistics.top_ids_NK,
+        top_NK=statistics.logprobs(statistics.top_NK),
+    )
+
+
+class _TokenStatistics:
+    """Running maximum and sums per token over the tiles of its row.
+
+    With m the maximum so far and y = logit - m: sum exp(y), sum exp(y / T), sum exp(y) y. A sum is
+    rescaled whenever m grows.
+    """
+
+    def __init__(
+        self,
+        tiles: LogitTiles,
+        ids_NK: Tensor,
+        inverse_temperatures_N: Tensor | None,
+        *,
+        want_entropy: bool,
+        top_k: int,
+    ):
+        hidden_NH = tiles.hidden_NH
+        num_tokens = hidden_NH.shape[0]
+        zeros_N = hidden_NH.new_zeros(num_tokens)
+        self._ids_NK = ids_NK
+        self._inverse_N = inverse_temperatures_N
+        # Finite, or the first rescaling would be inf - inf.
+        self._max_N = torch.full_like(zeros_N, torch.finfo(hidden_NH.dtype).min)
+        self._sum_N = zeros_N
+        tempered = inverse_temperatures_N is not None
+        self._tempered_N = zeros_N.clone() if tempered else None
+        self._product_N = zeros_N.clone() if want_entropy else None
+        self._scratch = tiles.buffer() if tempered or want_entropy else None
+        self.picked_NK = hidden_NH.new_zeros(ids_NK.shape)
+        self.top_NK = hidden_NH.new_full((num_tokens, top_k), -torch.inf)
+        self.top_ids_NK = ids_NK.new_zeros((num_tokens, top_k))
+
+    def add_all(self, tiles: LogitTiles) -> None:
+        """Every tile of the vocabulary by every slice of the tokens."""
+        buffer = tiles.buffer()
+        for tile in tiles.vocab_tiles():
+            for rows in tiles.token_slices():
+                self.add(rows, tile, tiles.logits(rows, tile, buffer))
+
+    def add(self, rows: slice, tile: VocabTile, logits_nc: Tensor) -> None:
+        """Fold a tile in; its content is destroyed."""
+        self._pick(rows, tile, logits_nc)
+        if self.top_NK.shape[1]:
+            self._merge_top(rows, tile, logits_nc)
+        maximum_n = torch.maximum(self._max_N[rows], logits_nc.amax(dim=1))
+        grown_n = self._max_N[rows] - maximum_n
+        self._max_N[rows] = maximum_n
+        logits_nc.sub_(maximum_n.unsqueeze(1))
+        if self._tempered_N is not None:
+            self._add_tempered(self._tempered_N[rows], rows, grown_n, logits_nc)
+        if self._product_N is None:
+            sum_n = logits_nc.exp_().sum(dim=1)
+        else:
+            sum_n = self._add_product(self._product_N[rows], rows, grown_n, logits_nc)
+        self._sum_N[rows].mul_(grown_n.exp()).add_(sum_n)
+
+    def logprobs(self, logits_NK: Tensor) -> Tensor:
+        """[N, K] at temperature 1, of some of each token's logits.
+
+        The maximum first: next to it the sum's logarithm is small, and log-probs near 0 are exact.
+        """
+        return (logits_NK - self._max_N.unsqueeze(1)) - self._sum_N.log().unsqueeze(1)
+
+    def tempered_logprobs(self, logits_NK: Tensor) -> Tensor | None:
+        """[N, K] of logits / T."""
+        if self._tempered_N is None or self._inverse_N is None:
+            return None
+        below_NK = (logits_NK - self._max_N.unsqueeze(1)) * self._inverse_N.unsqueeze(1)
+        return below_NK - self._tempered_N.log().unsqueeze(1)
+
+    def logsumexp_N(self) -> Tensor:
+        """[N] at temperature 1."""
+        return self._max_N + self._sum_N.log()
+
+    def tempered_logsumexp_N(self) -> Tensor | None:
+        """[N] of logits / T."""
+        if self._tempered_N is None or self._inverse_N is None:
+            return None
+        return self._max_N * self._inverse_N + self._tempered_N.log()
+
+    def entropy_N(self) -> Tensor | None:
+        """[N] at temperature 1: log sum exp(y) - sum exp(y) y / sum exp(y)."""
+        if self._product_N is None:
+            return None
+        return self._sum_N.log() - self._product_N / self._sum_N
+
+    def _pick(self, rows: slice, tile: VocabTile, logits_nc: Tensor) -> None:
+        columns_nK, inside_nK = tile.local_ids(self._ids_NK[rows])
+        picked_nK = self.picked_NK[rows]
+        picked_nK.copy_(torch.where(inside_nK, logits_nc.gather(1, columns_nK), picked_nK))
+
+    def _merge_top(self, rows: slice, tile: VocabTile, logits_nc: Tensor) -> None:
+        top_k = self.top_NK.shape[1]
+        values, columns = torch.topk(logits_nc, min(top_k, tile.size), dim=1)
+        values = torch.cat([self.top_NK[rows], values], dim=1)
+        ids = torch.cat([self.top_ids_NK[rows], columns + tile.start], dim=1)
+        best_nK, places_nK = torch.topk(values, top_k, dim=1)
+        self.top_NK[rows] = best_nK
+        self.top_ids_NK[rows] = ids.gather(1, places_nK)
+
+    def _add_tempered(self, sum_n: Tensor, rows: slice, grown_n: Tensor, y_nc: Tensor) -> None:
+        assert self._inverse_N is not None
+        assert self._scratch is not None
+        inverse_n = self._inverse_N[rows]
+        scaled_nc = torch.mul(y_nc, inverse_n.unsqueeze(1), out=self._scratch.view(*y_nc.shape))
+        sum_n.mul_((grown_n * inverse_n).exp()).add_(scaled_nc.exp_().sum(dim=1))
+
+    def _add_product(self, product_n: Tensor, rows: slice, grown_n: Tensor, y_nc: Tensor) -> Tensor:
+        """Sum of exp(y) over this tile; adds that of exp(y) y to `product_n`."""
+        assert self._scratch is not None
+        y_nc.clamp_(min=LOWEST_LOG_PROBABILITY)
+        exp_nc = torch.exp(y_nc, out=self._scratch.view(*y_nc.shape))
+        # Of the sums before this tile: y grows by `grown_n` in each of their terms.
+        before_n = (product_n + grown_n * self._sum_N[rows]) * grown_n.exp()
+        product_n.copy_(before_n).add_(y_nc.mul_(exp_nc).sum(dim=1))
+        return exp_nc.sum(dim=1)
+
+
+Rows = TypeVar("Rows", bound="_PerToken")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _PerToken:
+    """Tensors whose first dimension is N, or None."""
+
+    def rows(self: Rows, index: slice | Tensor) -> Rows:
+        """Those of some tokens."""
+        values: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return replace(self, **{n: None if v is None else v[index] for n, v in values.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenState(_PerToken):
+    """What the backward pass needs of each token; [N], ids [N, K]."""
+
+    ids_NK: Tensor
+    logsumexp_N: Tensor
+    entropy_N: Tensor | None
+    inverse_temperatures_N: Tensor | None
+    tempered_logsumexp_N: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Coefficients(_PerToken):
+    """What multiplies p, -p (log p + H), q and the ones at the ids; None: there is no such part."""
+
+    softmax_N: Tensor | None
+    entropy_N: Tensor | None
+    tempered_N: Tensor | None
+    picked_NK: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        state: TokenState,
+        logprobs_NK: Tensor | None,
+        tempered_NS: Tensor | None,
+        entropy_N: Tensor | None,
+        logsumexp_N: Tensor | None,
+    ) -> _Coefficients:
+        """From the incoming gradients; those at T are of the first S ids."""
+        softmax_N, tempered_N, picked_NK = logsumexp_N, None, logprobs_NK
+        if logprobs_NK is not None:
+            total_N = -logprobs_NK.sum(dim=1)
+            softmax_N = total_N if softmax_N is None else softmax_N + total_N
+        if tempered_NS is not None:
+            assert state.inverse_temperatures_N is not None
+            tempered_NS = tempered_NS * state.inverse_temperatures_N.unsqueeze(1)
+            tempered_N = -tempered_NS.sum(dim=1)
+            picked_NK = (
+                tempered_NS.new_zeros(state.ids_NK.shape)
+                if picked_NK is None
+                else picked_NK.clone()
+            )
+            picked_NK[:, : tempered_NS.shape[1]] += tempered_NS
+        return cls(
+            softmax_N=softmax_N, entropy_N=entropy_N, tempered_N=tempered_N, picked_NK=picked_NK
+        )
+
+    def active_N(self) -> Tensor | None:
+        """Tokens with a gradient; None: nothing has one."""
+        found = [
+            part_N != 0
+            for part_N in (self.softmax_N, self.entropy_N, self.tempered_N)
+            if part_N is not None
+        ]
+        if self.picked_NK is not None:
+            found.append((self.picked_NK != 0).any(dim=1))
+        return torch.stack(found).any(dim=0) if found else None
+
+
+def layer_gradients(
+    tiles: LogitTiles,
+    state: TokenState,
+    incoming: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """Gradients of hidden states (in `dtype`), weight and bias, each None if not `wanted`, from the
+    `incoming` ones of log-probs, log-probs at T, entropy and logsumexp; all None without any.
+    """
+    logprobs_NK, tempered_NS, entropy_N, logsumexp_N = incoming
+    coefficients = _Coefficients.of(state, logprobs_NK, tempered_NS, entropy_N, logsumexp_N)
+    active_N = coefficients.active_N()
+    if active_N is None:
+        return [None] * 3
+    hidden_NH, index_M = tiles.hidden_NH, None
+    if not bool(active_N.all()):
+        index_M = active_N.nonzero().squeeze(1)
+        tiles, state = tiles.select(index_M), state.rows(index_M)
+        coefficients = coefficients.rows(index_M)
+    wants_hidden, wants_weight, wants_bias = wanted
+    sums = _LayerGradients(tiles, hidden=wants_hidden, weight=wants_weight, bias=wants_bias)
+    with torch.autocast(hidden_NH.device.type, enabled=False):
+        sums.add_all(tiles, state, coefficients)
+    gradient_NH = None if sums.hidden_NH is None else sums.hidden_NH.to(dtype)
+    if gradient_NH is not None and index_M is not None:
+        zeros_NH = torch.zeros_like(hidden_NH, dtype=dtype)
+        gradient_NH = zeros_NH.index_copy_(0, index_M, gradient_NH)
+    return [gradient_NH, sums.weight_VH, sums.bias_V]
+
+
+class _LayerGradients:
+    """Sums over tiles; a gradient that is not wanted stays None."""
+
+    def __init__(self, tiles: LogitTiles, *, hidden: bool, weight: bool, bias: bool):
+        layer = tiles.weight_VH
+        num_tokens = tiles.hidden_NH.shape[0]
+        # Without tokens nothing would write the rows.
+        make = torch.empty if num_tokens else torch.zeros
+        self.hidden_NH = torch.zeros_like(tiles.hidden_NH) if hidden else None
+        self.weight_VH = (
+            make(layer.shape, dtype=layer.dtype, device=layer.device) if weight else None
+        )
+        self.bias_V = tiles.hidden_NH.new_zeros(layer.shape[0]) if bias else None
+
+    def add_all(self, tiles: LogitTiles, state: TokenState, coefficients: _Coefficients) -> None:
+        """Every tile of the vocabulary by every slice of the tokens."""
+        builder = _TileBuilder(tiles, coefficients)
+        for tile in tiles.vocab_tiles():
+            sum_cH = self._weight_rows(tile)
+            for rows in tiles.token_slices():
+                gradient_nc = builder.build(rows, tile, state.rows(rows), coefficients.rows(rows))
+                self._add(rows, tile, gradient_nc, tiles.hidden_NH[rows], sum_cH)
+            if self.weight_VH is not None and sum_cH is not None and not self._in_place(tile):
+                self.weight_VH[tile.start : tile.start + tile.size] = sum_cH
+
+    def _weight_rows(self, tile: VocabTile) -> Tensor | None:
+        """Where the tile's rows are summed: their own place, or memory of higher precision."""
+        if self.weight_VH is None:
+            return None
+        if self._in_place(tile):
+            return self.weight_VH[tile.start : tile.start + tile.size]
+        return torch.empty_like(tile.weight_cH)
+
+    def _in_place(self, tile: VocabTile) -> bool:
+        return self.weight_VH is not None and self.weight_VH.dtype == tile.weight_cH.dtype
+
+    def _add(
+        self,
+        rows: slice,
+        tile: VocabTile,
+        gradient_nc: Tensor,
+        hidden_nH: Tensor,
+        sum_cH: Tensor | None,
+    ) -> None:
+        if self.hidden_NH is not None:
+            self.hidden_NH[rows].addmm_(gradient_nc, tile.weight_cH)
+        if sum_cH is not None:
+            if rows.start == 0:
+                torch.mm(gradient_nc.t(), hidden_nH, out=sum_cH)
+            else:
+                sum_cH.addmm_(gradient_nc.t(), hidden_nH)
+        if self.bias_V is not None:
+            self.bias_V[tile.start : tile.start + tile.size] += gradient_nc.sum(dim=0)
+
+
+class _TileBuilder:
+    """Turns tiles of logits into gradients with respect to them, in the same few buffers."""
+
+    def __init__(self, tiles: LogitTiles, parts: _Coefficients):
+        def needed(condition: bool) -> Buffer | None:
+            return tiles.buffer() if condition else None
+
+        alone = parts.softmax_N is None and parts.entropy_N is None
+        self._tiles = tiles
+        self._logits = tiles.buffer()
+        self._tempered = needed(parts.tempered_N is not None and not alone)
+        self._entropy = needed(parts.entropy_N is not None)
+        self._slope = needed(tiles.softcap is not None)
+
+    def build(
+        self, rows: slice, tile: VocabTile, state: TokenState, parts: _Coefficients
+    ) -> Tensor:
+        """[n, c] gradient of this tile's logits, before the softcap."""
+        logits_nc = self._tiles.logits(rows, tile, self._logits)
+        slope_nc = None
+        if self._slope is not None:
+            assert self._tiles.softcap is not None
+            slope_nc = self._slope.view(*logits_nc.shape).copy_(logits_nc)
+            slope_nc.div_(self._tiles.softcap).square_().neg_().add_(1.0)
+        tempered_nc = None
+        if parts.tempered_N is not None:
+            tempered_nc = _tempered(logits_nc, self._tempered, state, parts.tempered_N)
+        gradient_nc = logits_nc
+        if parts.entropy_N is not None or parts.softmax_N is not None:
+            _plain(logits_nc, self._entropy, state, parts)
+            if tempered_nc is not None:
+                gradient_nc.add_(tempered_nc)
+        if parts.picked_NK is not None:
+            columns_nK, inside_nK = tile.local_ids(state.ids_NK)
+            ones_nK = torch.where(inside_nK, parts.picked_NK, torch.zeros_like(parts.picked_NK))
+            gradient_nc.scatter_add_(1, columns_nK, ones_nK)
+        return gradient_nc if slope_nc is None else gradient_nc.mul_(slope_nc)
+
+
+def _tempered(
+    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, tempered_n: Tensor
+) -> Tensor:
+    """Coefficient times q, in place of the logits if there is no buffer."""
+    assert state.inverse_temperatures_N is not None
+    assert state.tempered_logsumexp_N is not None
+    target_nc = logits_nc if buffer is None else buffer.view(*logits_nc.shape)
+    torch.mul(logits_nc, state.inverse_temperatures_N.unsqueeze(1), out=target_nc)
+    target_nc.sub_(state.tempered_logsumexp_N.unsqueeze(1)).exp_()
+    return target_nc.mul_(tempered_n.unsqueeze(1))
+
+
+def _plain(
+    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, parts: _Coefficients
+) -> None:
+    """In place: p (coefficient - g_H (log p + H))."""
+    logits_nc.sub_(state.logsumexp_N.unsqueeze(1))
+    if parts.entropy_N is None or buffer is None:
+        assert parts.softmax_N is not None
+        logits_nc.exp_().mul_(parts.softmax_N.unsqueeze(1))
+        return
+    assert state.entropy_N is not None
+    constant_n = -parts.entropy_N * state.entropy_N
+    if parts.softmax_N is not None:
+        constant_n = constant_n + parts.softmax_N
+    logits_nc.clamp_(min=LOWEST_LOG_PROBABILITY)
+    factor_nc = torch.mul(
+        logits_nc, -parts.entropy_N.unsqueeze(1), out=buffer.view(*logits_nc.shape)
+    )
+    logits_nc.exp_().mul_(factor_nc.add_(constant_n.unsqueeze(1)))
