@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregation_names import AggregationMode
+from trainer.objectives.names import AggregationMode
 
 _EPSILON = 1e-8
 

@@ -25,7 +25,7 @@ from trainer.objectives.distributions.kl import (
     kl_estimate,
     kl_with_ratio,
 )
-from trainer.objectives.distributions.kl_names import validate_kl_loss_name
+from trainer.objectives.names import validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, OverlapTopk
 from trainer.objectives.policy.ppo import comparable_ratio, ppo_clip
 from trainer.objectives.registry import objective_terms

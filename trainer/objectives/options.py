@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.hindsight_options import HindsightOpd
+from trainer.objectives.names import validate_kl_loss_name
 from trainer.objectives.option_base import Need, Options, SupportKind, TeacherReach
 
 DEFAULT_SKEW = 0.5

@@ -16,7 +16,6 @@ from torch import Tensor
 from trainer.objectives.batch import Support, TokenBatch, TokenTerms
 from trainer.objectives.distributions.forward_kl import forward_kl_topk
 from trainer.objectives.distributions.kl import distillation_advantage, k3_clamped, kl_estimate
-from trainer.objectives.distributions.kl_names import canonical_kl_name
 from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk
 from trainer.objectives.distributions.self_distillation import (
     clipped_weights,
@@ -25,6 +24,7 @@ from trainer.objectives.distributions.self_distillation import (
 from trainer.objectives.distributions.side_samples import side_sample_forward_kl, side_samples
 from trainer.objectives.distributions.sparse_kl import sparse_kl, sparse_policy_gradient
 from trainer.objectives.distributions.tail_kl import topk_tail_reverse_kl
+from trainer.objectives.names import canonical_kl_name
 from trainer.objectives.options import (
     ForwardKlTopk,
     OverlapTopk,

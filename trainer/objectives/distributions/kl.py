@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.kl_names import canonical_kl_name
+from trainer.objectives.names import canonical_kl_name
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0

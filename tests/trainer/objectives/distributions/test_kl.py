@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from trainer.objectives.distributions.kl import k3_clamped, kl_estimate, kl_with_ratio
-from trainer.objectives.distributions.kl_names import canonical_kl_name, validate_kl_loss_name
+from trainer.objectives.names import canonical_kl_name, validate_kl_loss_name
 
 
 def test_worked_numbers():
