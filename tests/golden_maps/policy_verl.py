@@ -18,7 +18,7 @@ from tests.golden_maps.check import (
     Meta,
 )
 from tests.golden_maps.rollout_correction import compare_metrics
-from trainer.objectives.aggregate import selected, token_weights, weighted_sum
+from trainer.objectives.batch import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import kl_estimate
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.gspo import gspo

@@ -27,8 +27,7 @@ from trainer.batch.collate import comparable
 from trainer.batch.correction import Correction
 from trainer.batch.reward_view import eligibility_metrics, reward_metrics
 from trainer.config import TrainerConfig
-from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.batch import TokenBatch
+from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages

@@ -24,8 +24,7 @@ from trainer.batch.views import remember_supports
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.model.token_states import TokenLogprobs
-from trainer.objectives.frame import ObjectiveResult, objective_loss
-from trainer.objectives.registry import expected_means
+from trainer.objectives.frame import ObjectiveResult, expected_means, objective_loss
 from trainer.slime.logits import LogitsRequest, logits_logprobs
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import RowBatch, RowState, Step, attached, joined, parted, row_batch

@@ -14,8 +14,8 @@ from trainer.batch.teach import TeachingPlan, has_teacher
 from trainer.batch.views import hint_choice_metrics
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
+from trainer.objectives.frame import expected_means
 from trainer.objectives.options import HindsightOpd
-from trainer.objectives.registry import expected_means
 from trainer.step.lessons import lesson_metrics
 from trainer.step.preparation import PreparedBatch
 from trainer.step.report import STATISTIC_KEYS, term_ratios

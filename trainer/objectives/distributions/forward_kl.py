@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from trainer.objectives.batch import TokenBatch, TokenTerms
 from trainer.objectives.distributions.gather import shared_ids
+from trainer.objectives.distributions.kl import clamped, divergence_terms, needed_support
 from trainer.objectives.distributions.tail_kl import comparable, kl_terms
+from trainer.objectives.options import ForwardKlTopk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,3 +78,29 @@ def forward_kl_topk(
         overlap_count=count,
         overlap_token_advantage=advantage,
     )
+
+
+def forward_kl_terms(batch: TokenBatch, options: ForwardKlTopk) -> TokenTerms:
+    """KL(teacher || student) on the teacher's top-k, not below 0 (ALGORITHMS 2.5)."""
+    support = needed_support(batch)
+    result = forward_kl_topk(
+        support.student_BTK,
+        support.teacher_BTK,
+        support.student_topk_ids_BTK,
+        None if support.student_topk_ids_BTK is None else support.ids_BTK,
+        options.log_prob_min_clamp,
+        valid=support.valid_BTK,
+    )
+    means = {"opd/student_mass": result.student_mass, "opd/teacher_mass": result.teacher_mass}
+    if result.overlap_count is not None and result.overlap_token_advantage is not None:
+        size = support.ids_BTK.shape[-1]
+        means["opd/overlap_ratio"] = result.overlap_count.to(batch.mask_BT.dtype) / size
+        # The batch divides the second by the third: a mean over tokens that share something.
+        means["opd/overlap_token_advantage"] = result.overlap_token_advantage
+        means["opd/overlapping_frac"] = (result.overlap_count > 0).to(batch.mask_BT.dtype)
+    ranges = {
+        "opd/loss": result.loss,
+        "opd/student_mass": result.student_mass,
+        "opd/teacher_mass": result.teacher_mass,
+    }
+    return divergence_terms(batch, clamped(result.loss, options.loss_max_clamp), means, ranges)

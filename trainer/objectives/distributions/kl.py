@@ -1,15 +1,23 @@
-"""Two log-probabilities of the same sampled token compared: estimators of the KL, the distillation
-advantage, and the ratio of a KL over several epochs.
+"""Log-probabilities of the same token compared: estimators of the KL, the distillation advantage,
+and ratios; and what every objective that is a divergence reports.
 
-Formulas: ALGORITHMS 2.1, 2.3 and 6.10. They know no masks and no reduction; callers select first.
+Formulas: ALGORITHMS 2.1, 2.3, 2.4, 6.1 and 6.10. Functions of two log-probs know no masks and no
+reduction; callers select first. An objective's `*_terms` take a `TokenBatch` whose values are
+finite and 0 at mask 0 (batch.select_finite) and give 0 where `opd_valid_BT` is 0: a token without a
+teacher has nothing to diverge from.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor
 
+from trainer.objectives.batch import Support, TokenBatch, TokenTerms
 from trainer.objectives.names import canonical_kl_name
+from trainer.objectives.options import SupervisedOpd
 
 LOG_RATIO_LIMIT = 20.0
 K3_LIMIT = 10.0
@@ -18,6 +26,21 @@ K3_LIMIT = 10.0
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """clip(l - lo, +-20), with the gradient of both where it is not clamped."""
     return torch.clamp(logprobs - old_logprobs, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+@torch.no_grad()
+def comparable_ratio(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """exp(clip(lo - lr, +-20)), 1 where the rollout log-prob is NaN. Both are at the SAMPLE's
+    temperature.
+    """
+    log_ratios = log_ratio(train_logprobs, rollout_logprobs)
+    missing = torch.isnan(rollout_logprobs)
+    return torch.exp(torch.where(missing, torch.zeros_like(log_ratios), log_ratios))
+
+
+def at_least_float32(values: Tensor) -> Tensor:
+    """float16 and bfloat16 as float32; float32 and float64 as they are."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def kl_estimate(
@@ -81,3 +104,44 @@ def distillation_advantage(teacher_logprobs: Tensor, student_logprobs: Tensor) -
     are at temperature 1; neither normalised nor clipped.
     """
     return (teacher_logprobs - student_logprobs).detach()
+
+
+def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
+    """The estimator of KL(student || teacher) on the sampled token (ALGORITHMS 2.1, 2.4)."""
+    value_BT = kl_estimate(options.estimator, batch.logprobs_BT, batch.teacher_logprobs_BT)
+    means = {"opd/abs_loss": value_BT.abs()}
+    if canonical_kl_name(options.estimator)[0] == "k3":
+        means["opd/k3_clamped_frac"] = k3_clamped(
+            batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
+        )
+    ranges = {"opd/loss": value_BT}
+    return divergence_terms(batch, clamped(value_BT, options.loss_max_clamp), means, ranges)
+
+
+def divergence_terms(
+    batch: TokenBatch,
+    loss_BT: Tensor,
+    means: dict[str, Tensor],
+    ranges: Mapping[str, Tensor] = MappingProxyType({}),
+) -> TokenTerms:
+    """Values at tokens with a teacher. The gap of the sampled token stands for the advantage."""
+    valid_BT = batch.opd_valid_BT
+    gap_BT = distillation_advantage(batch.teacher_logprobs_BT, batch.old_logprobs_BT) * valid_BT
+    return TokenTerms(
+        loss_BT=torch.where(valid_BT > 0, loss_BT, torch.zeros_like(loss_BT)) * valid_BT,
+        advantages_BT=gap_BT,
+        gap_BT=gap_BT,
+        means={name: value.detach() * valid_BT for name, value in means.items()},
+        ranges={name: value.detach() for name, value in ranges.items()},
+    )
+
+
+def needed_support(batch: TokenBatch) -> Support:
+    """The support of a batch whose objective has one."""
+    assert batch.support is not None
+    return batch.support
+
+
+def clamped(values_BT: Tensor, limit: float | None) -> Tensor:
+    """Within +-limit; None means off."""
+    return values_BT if limit is None else values_BT.clamp(-limit, limit)

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.gather import at_least_float32
+from trainer.objectives.batch import TokenBatch, TokenTerms
+from trainer.objectives.distributions.kl import (
+    at_least_float32,
+    clamped,
+    divergence_terms,
+    needed_support,
+)
+from trainer.objectives.options import TopkTailReverseKl
 
 TAIL_CEILING = -1e-7
 """Largest log-mass of a support: above it the rest would be log(0) or worse by rounding."""
@@ -95,3 +102,15 @@ def kl_terms(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     logprobs = logprobs.masked_fill(impossible, _ABSENT)
     other_logprobs = other_logprobs.masked_fill(impossible, _ABSENT)
     return torch.exp(logprobs) * (logprobs - other_logprobs)
+
+
+def tail_kl_terms(batch: TokenBatch, options: TopkTailReverseKl) -> TokenTerms:
+    """KL(student || teacher) on the teacher's top-k and the rest (ALGORITHMS 2.6)."""
+    support = needed_support(batch)
+    result = topk_tail_reverse_kl(support.student_BTK, support.teacher_BTK, valid=support.valid_BTK)
+    means = {
+        "opd/student_tail": result.student_tail.exp(),
+        "opd/teacher_tail": result.teacher_tail.exp(),
+    }
+    ranges = {"opd/loss": result.kl}
+    return divergence_terms(batch, clamped(result.kl, options.loss_max_clamp), means, ranges)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.objectives.aggregate import (
+from trainer.objectives.batch import (
     count_turns,
     selected,
     sequence_means,
