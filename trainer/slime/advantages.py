@@ -24,8 +24,8 @@ from torch import Tensor
 
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.collate import comparable
-from trainer.batch.correction import Correction
 from trainer.batch.reward_view import eligibility_metrics, reward_metrics
+from trainer.batch.token_batch import Correction
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import distillation_advantage

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.batch.correction import Correction
-from trainer.batch.token_batch import BatchContext, assemble
+from trainer.batch.token_batch import BatchContext, Correction, assemble
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import NO_STATISTICS
 from trainer.objectives.distributions.kl import comparable_ratio
