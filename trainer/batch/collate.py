@@ -24,8 +24,7 @@ from torch import Tensor
 from records.tables.arrays import shared_prefix
 from records.types import Ids, ReadySample
 from rollout_bridge.merging import PackedSequence, TurnSpan
-from trainer.model.shared_prefix import shared_length
-from trainer.model.token_states import LogprobModel, TokenLogprobs, TokenRequest
+from trainer.model.token_states import LogprobModel, TokenLogprobs, TokenRequest, shared_length
 
 _MOST_COPIES = 4
 """The rows of a group may have keys and values of this many times `max_tokens`."""

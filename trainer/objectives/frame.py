@@ -30,20 +30,20 @@ from trainer.objectives.batch import (
     token_weights,
     weighted_sum,
 )
-from trainer.objectives.distributions.forward_kl import forward_kl_terms
 from trainer.objectives.distributions.kl import (
     LOG_RATIO_LIMIT,
     comparable_ratio,
+    forward_kl_terms,
     k3_clamped,
     kl_estimate,
     kl_with_ratio,
     supervised_terms,
+    tail_kl_terms,
 )
 from trainer.objectives.distributions.overlap_topk import overlap_terms
 from trainer.objectives.distributions.self_distillation import self_distillation_terms
 from trainer.objectives.distributions.side_samples import side_sample_terms
 from trainer.objectives.distributions.sparse_kl import sparse_kl_terms
-from trainer.objectives.distributions.tail_kl import tail_kl_terms
 from trainer.objectives.names import validate_kl_loss_name
 from trainer.objectives.options import (
     HindsightOpd,

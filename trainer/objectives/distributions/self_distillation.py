@@ -21,10 +21,12 @@ from trainer.objectives.batch import TokenBatch, TokenTerms
 from trainer.objectives.distributions.kl import (
     LOG_RATIO_LIMIT,
     at_least_float32,
+    comparable,
     divergence_terms,
+    kl_terms,
     needed_support,
+    with_tail,
 )
-from trainer.objectives.distributions.tail_kl import comparable, kl_terms, with_tail
 from trainer.objectives.options import SelfDistillation
 
 Rest = Literal["tail", "renormalise"]
