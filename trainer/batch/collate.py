@@ -77,6 +77,31 @@ class MicroBatch:
         }
 
 
+def micro_batches(
+    samples: Sequence[ReadySample],
+    sequences: Sequence[PackedSequence],
+    max_tokens: int,
+    device: torch.device | str,
+    *,
+    at_temperature: bool = True,
+    groups_alike: bool = False,
+    shares: bool = False,
+) -> list[MicroBatch]:
+    """Micro-batches of `sequences`, whose spans name places in `samples`, at each sample's own
+    temperature (1 where nothing can be compared there, and everywhere without `at_temperature`).
+
+    `groups_alike`: sequences that begin alike are grouped, their beginning counted once; `shares`:
+    the model computes it once.
+    """
+    temperatures = None
+    if at_temperature:
+        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
+    return [
+        build_micro_batch(group, device, temperatures, shares=shares)
+        for group in plan_micro_batches(sequences, max_tokens, shares=groups_alike)
+    ]
+
+
 def plan_micro_batches(
     sequences: Sequence[PackedSequence], max_tokens: int, *, shares: bool = False
 ) -> list[list[PackedSequence]]:

@@ -213,7 +213,7 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     lengths = torch.tensor([one.length for one in facts])
     if "reward" not in options.needs:
         return length_metrics(lengths)
-    metrics = length_metrics(lengths, reward_tensor(facts))
+    metrics = length_metrics(lengths, reward_tensor(facts)) | _eligibility_metrics(facts, options)
     metrics |= _by_difficulty(lengths, pass_rates(facts))
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
@@ -300,7 +300,7 @@ def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> l
     return [one and other for one, other in zip(eligible.tolist(), loud, strict=True)]
 
 
-def eligibility_metrics(
+def _eligibility_metrics(
     facts: Sequence[RewardFacts], options: ObjectiveOptions
 ) -> dict[str, float]:
     """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without `mix = replace`."""

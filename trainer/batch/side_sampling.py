@@ -35,9 +35,7 @@ from rollout_bridge.merging import merge_turns
 from rollout_bridge.together import all_or_none
 from trainer.batch.collate import (
     TurnScores,
-    build_micro_batch,
-    comparable,
-    plan_micro_batches,
+    micro_batches,
     score_batches,
     score_responses,
 )
@@ -97,13 +95,9 @@ def by_sampling_weights(
     ]
     for version, among in jobs:
         chosen = [samples[index] for index in among]
-        temperatures = None
-        if at_temperature:
-            temperatures = [one.temperature if comparable(one) else 1.0 for one in chosen]
-        batches = [
-            build_micro_batch(group, device, temperatures)
-            for group in plan_micro_batches(merge_turns(chosen), max_tokens)
-        ]
+        batches = micro_batches(
+            chosen, merge_turns(chosen), max_tokens, device, at_temperature=at_temperature
+        )
         with _weights(version, policy, older) as model:
             scores = score_batches(model, batches, draw=draw, top_k=top_k)
         for index, score in zip(among, scores, strict=True):

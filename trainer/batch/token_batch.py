@@ -24,6 +24,7 @@ from trainer.batch.collate import MicroBatch, TurnScores, pad_rows
 from trainer.batch.views import TurnSupport, TurnView
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import (
+    NO_COUNTS,
     BatchStatistics,
     GlobalCounts,
     Support,
@@ -278,9 +279,7 @@ class BatchTotals:
     sums: dict[str, float] = field(default_factory=dict)
     maxima: dict[str, float] = field(default_factory=dict)
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    counts: GlobalCounts = field(
-        default_factory=lambda: GlobalCounts(turns=0, sequences=0, tokens=0.0)
-    )
+    counts: GlobalCounts = NO_COUNTS
     advantages: dict[int, Logprobs] = field(default_factory=dict)
     gaps: dict[int, tuple[float, float]] = field(default_factory=dict)
     rows: CorrectionRows = field(default_factory=CorrectionRows)

@@ -396,7 +396,15 @@ def _opd_valid(taught: Taught, eligible: bool, horizon: int | None) -> Tensor:
     return valid
 
 
-def hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
+def teaching_metrics(
+    samples: Sequence[ReadySample], views: Sequence[TurnView], plan: TeachingPlan
+) -> dict[str, float]:
+    """The share of samples with a teacher, and what turns that chose among hints chose."""
+    taught = sum(has_teacher(sample, plan) for sample in samples)
+    return {"opd/frac_opd_samples": taught / len(samples)} | _hint_choice_metrics(views)
+
+
+def _hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
     """For turns whose tokens chose among hints: tokens shared with the chosen hint's top-k, and the
     chosen hint's index, as means over tokens (ALGORITHMS 3.5); empty without any.
     """

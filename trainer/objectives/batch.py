@@ -267,6 +267,9 @@ class GlobalCounts:
         )
 
 
+NO_COUNTS = GlobalCounts(turns=0, sequences=0, tokens=0.0)
+
+
 def select_finite(batch: TokenBatch) -> tuple[TokenBatch, Tensor]:
     """The batch with zeros wherever the mask is 0, and how many tokens the guard took out.
 

@@ -20,10 +20,8 @@ from rollout_bridge.merging import PackedSequence, merge_turns
 from trainer.batch.collate import (
     MicroBatch,
     TurnScores,
-    build_micro_batch,
-    comparable,
+    micro_batches,
     pad_rows,
-    plan_micro_batches,
     score_batches,
 )
 from trainer.batch.side_sampling import Older, by_sampling_weights
@@ -91,18 +89,16 @@ class BatchPreparation:
         """
         packed = merge_turns(samples) if sequences is None else sequences
         shares = self.policy.shares_prefixes
-        # Layers that are computed again keep only inputs, and each row's keys are as large; what
-        # was measured for `memory_gb` is a row that shares nothing.
-        groups = plan_micro_batches(
+        batches = micro_batches(
+            samples,
             packed,
             self.config.micro_batch_tokens,
-            shares=shares and not self.policy.recomputes and self.config.memory_gb is None,
+            self.policy.device,
+            # Layers that are computed again keep only inputs, and each row's keys are as large;
+            # what was measured for `memory_gb` is a row that shares nothing.
+            groups_alike=shares and not self.policy.recomputes and self.config.memory_gb is None,
+            shares=shares,
         )
-        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
-        batches = [
-            build_micro_batch(group, self.policy.device, temperatures, shares=shares)
-            for group in groups
-        ]
         before = self._score_before(batches)
         reference = [self._reference_logprobs(batch) for batch in batches]
         start_kls = self._start_kls(batches, before, reference)

@@ -21,9 +21,9 @@ from records.types import Logprobs, ReadySample, SampleResult
 from rollout_bridge.rehearsal.kinds import counts_by_kind, kind_of
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
-from trainer.batch.reward_view import eligibility_metrics, reward_facts, reward_metrics
+from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
-from trainer.batch.views import TeachingPlan, has_teacher, hint_choice_metrics
+from trainer.batch.views import TeachingPlan, teaching_metrics
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected
@@ -250,9 +250,8 @@ def batch_metrics(
     """Statistics of a pass over `samples`, and counts of what they were."""
     tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
     batches, options = prepared.batches, config.objective
-    taught = sum(has_teacher(sample, plan) for sample in samples)
     compared = reward_facts(samples, prepared.start_kls)
-    facts = eligibility_metrics(compared, options) | reward_metrics(compared, options)
+    facts = reward_metrics(compared, options)
     if isinstance(options, HindsightOpd) and options.normalise:
         facts["opd/unnormalised_tokens"] = total.unnormalised
     ratios = term_ratios(total.reduced, options, config.beta_kl)
@@ -260,10 +259,9 @@ def batch_metrics(
         total.statistics()
         | facts
         | ratios
-        | hint_choice_metrics(prepared.views)
+        | teaching_metrics(samples, prepared.views, plan)
         | lesson_metrics(samples, total)
         | {
-            "opd/frac_opd_samples": taught / len(samples),
             "opd/num_eligible_samples": float(total.num_taught_turns),
             "opd/kd_coef": options.kd_coef,
             "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),

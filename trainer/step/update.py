@@ -29,7 +29,7 @@ from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import Policy
 from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel, TokenRequest
-from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.batch import NO_COUNTS, GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.step.memory_plan import is_beyond
 from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
@@ -233,7 +233,7 @@ class Updater:
         views = prepared.views
         context = prepared.context(self.options, self._correction)
         total = BatchTotals(unnormalised=context.statistics.unnormalised)
-        planned = GlobalCounts(turns=0, sequences=0, tokens=0.0)
+        planned = NO_COUNTS
         for batch in prepared.batches:
             planned = planned + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
         for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):

@@ -14,7 +14,6 @@ from records.training.outcome_rewards import as_reward
 from records.types import NO_HISTORY, PastAnswer, PastSession, PromptHistory, SessionOutcome
 from trainer.batch.comparisons import RewardFacts, pass_rates
 from trainer.batch.reward_view import (
-    eligibility_metrics,
     eligible_turns,
     length_metrics,
     reward_advantages,
@@ -171,9 +170,7 @@ def test_failures_of_prompts_that_rarely_pass_learn_from_the_teacher() -> None:
     ]
     # Of four answers to a one passed, of b two, and c's own passed.
     assert eligible_turns(batch, set_) == [True, False, False]
-    assert eligibility_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(
-        1 / 3
-    )
+    assert reward_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(1 / 3)
 
 
 def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
