@@ -40,10 +40,8 @@ from trainer.objectives.batch import TokenBatch, select_finite
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_terms
 from trainer.objectives.names import TOPK_MODES, check_loss_mode
 from trainer.objectives.options import ForwardKlTopk, HindsightOpd, SupervisedOpd
-from trainer.objectives.policy.combined import combined_advantages
-from trainer.objectives.policy.eligibility import eligible_samples
-from trainer.objectives.policy.policy_gradient import advantages
-from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.objectives.policy.policy_gradient import advantages, combined_advantages
+from trainer.rewards.groups import eligible_samples, group_ids, group_pass_rates
 from trainer.step.preparation import batch_statistics
 
 NUMBERS = np.random.default_rng(0)

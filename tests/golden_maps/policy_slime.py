@@ -20,9 +20,9 @@ from trainer.objectives.distributions.kl import comparable_ratio, kl_estimate
 from trainer.objectives.frame import LossSettings
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
-from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.opsm import opsm_mask
+from trainer.objectives.policy.policy_gradient import combined_advantages
 from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
 from trainer.objectives.rollout_correction.correct import correct_rollout
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings

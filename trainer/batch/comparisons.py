@@ -28,8 +28,8 @@ from records.types import (
     PromptHistory,
     SessionOutcome,
 )
-from trainer.objectives.policy.stepwise import stepwise_advantages
 from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.grpo import stepwise_advantages
 from trainer.rewards.length import next_anchor
 from trainer.rewards.process_value import marginal_utilities
 from trainer.rewards.token_preserving import token_preserving_advantages

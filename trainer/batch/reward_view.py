@@ -29,10 +29,8 @@ from trainer.batch.comparisons import (
 )
 from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
-from trainer.objectives.policy.eligibility import eligible_samples, underperforming_share
-from trainer.objectives.policy.stepwise import stepwise_advantages
-from trainer.rewards.groups import group_ids
-from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards
+from trainer.rewards.groups import eligible_samples, group_ids, underperforming_share
+from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards, stepwise_advantages
 from trainer.rewards.length import (
     ANCHOR_COEF,
     GROUP_COEF,

@@ -30,7 +30,7 @@ from trainer.config_checks import leaves_stale_uncorrected
 from trainer.errors import DistillationOffError
 from trainer.objectives.frame import expected_means
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
-from trainer.objectives.policy.combined import term_ratio
+from trainer.objectives.policy.policy_gradient import term_ratio
 from trainer.step.preparation import PreparedBatch
 
 STATISTIC_KEYS = frozenset(
