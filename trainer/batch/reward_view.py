@@ -66,6 +66,19 @@ def reward_facts(
     ]
 
 
+def what_rewards_say(
+    samples: Sequence[ReadySample],
+    options: ObjectiveOptions,
+    *,
+    start_kls: Sequence[float] | None = None,
+    step: int = 0,
+) -> list[tuple[float, bool]]:
+    """Of each sample its reward's advantage, and whether the teacher may act on it."""
+    facts = reward_facts(samples, start_kls)
+    advantages, eligible = reward_advantages(facts, options, step), eligible_turns(facts, options)
+    return list(zip(advantages, eligible, strict=True))
+
+
 def reward_advantages(
     facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int = 0
 ) -> list[float]:

@@ -23,7 +23,7 @@ from records.lessons.names import LessonKind
 from records.names import DropReason, SideSource
 from records.types import ReadySample
 from trainer.batch.collate import TurnScores, comparable, score_responses
-from trainer.batch.reward_view import eligible_turns, reward_advantages, reward_facts
+from trainer.batch.reward_view import what_rewards_say
 from trainer.model.token_states import LogprobModel
 from trainer.objectives.distributions.overlap_topk import choose_support
 from trainer.objectives.hint_choice import HintChoice, choose_hints, count_overlap, take_chosen
@@ -326,14 +326,12 @@ def view_turns(
     `start_kls` are the nats of each sample that a reward is charged for, `sampling` the policy at
     the weights that sampled each, if asked for.
     """
-    facts = reward_facts(samples, start_kls)
     views = [
-        view_turn(sample, taught, reward, eligible, version_gap, plan.options, hold_weight)
-        for sample, taught, reward, eligible, version_gap in zip(
+        view_turn(sample, taught, *rewarded, version_gap, plan.options, hold_weight)
+        for sample, taught, rewarded, version_gap in zip(
             samples,
             teach(samples, plan, student),
-            reward_advantages(facts, plan.options, step),
-            eligible_turns(facts, plan.options),
+            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
             version_gaps,
             strict=True,
         )

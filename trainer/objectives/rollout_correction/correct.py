@@ -30,7 +30,6 @@ from trainer.objectives.rollout_correction.ratios import (
     mean,
     ratio_metrics,
     sample_spread,
-    select_tokens,
     sequence_ratios,
     smallest,
     spread,
@@ -85,10 +84,9 @@ def correct_rollout(
     others = {"rollout_logprobs": rollout_logprobs_BT, "mask": mask_BT}
     others |= {"turn_ids": turn_ids_BT, "after_tool": after_tool_BT, "fresh": fresh_BT}
     _check_shapes(train_logprobs_BT, others)
-    selection = select_tokens(train_logprobs_BT, rollout_logprobs_BT, mask_BT, turn_ids_BT)
+    selection, tokens = compare(train_logprobs_BT, rollout_logprobs_BT, mask_BT, turn_ids_BT)
     if selection.num_sequences == 0:
         return _empty(mask_BT, settings)
-    tokens = compare(train_logprobs_BT, rollout_logprobs_BT, selection)
     is_fresh_BT = selection.compared_BT if fresh_BT is None else fresh_BT > 0
     after_tool_N = None if after_tool_BT is None else after_tool_BT[selection.compared_BT] > 0
     metrics = comparison_metrics(tokens, is_fresh_BT[selection.compared_BT], after_tool_N)

@@ -83,18 +83,29 @@ class ComparedTokens:
         return values_S[self.counts_S > 0]
 
 
-def select_tokens(
+def compare(
     train_logprobs_BT: Tensor,
     rollout_logprobs_BT: Tensor,
     mask_BT: Tensor,
     turn_ids_BT: Tensor | None,
-) -> TokenSelection:
-    """Number the sequences and sort the tokens at mask 1.
+) -> tuple[TokenSelection, ComparedTokens]:
+    """The tokens at mask 1 and their sequences, and those of them that can be compared.
 
     A token whose trainer log-prob is not finite is not usable. A rollout log-prob of NaN says "not
     comparable": usable, not compared. An infinite one makes its whole sequence unusable. Raises
     ValueError for a token at mask 1 without a turn id.
     """
+    selection = _select_tokens(train_logprobs_BT, rollout_logprobs_BT, mask_BT, turn_ids_BT)
+    return selection, _flatten(train_logprobs_BT, rollout_logprobs_BT, selection)
+
+
+def _select_tokens(
+    train_logprobs_BT: Tensor,
+    rollout_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    turn_ids_BT: Tensor | None,
+) -> TokenSelection:
+    """Number the sequences and sort the tokens at mask 1."""
     active_BT = mask_BT > 0
     sequences_BT, num_sequences = _number_sequences(active_BT, turn_ids_BT)
     broken_BT = active_BT & ~torch.isfinite(train_logprobs_BT)
@@ -113,7 +124,7 @@ def select_tokens(
     )
 
 
-def compare(
+def _flatten(
     train_logprobs_BT: Tensor, rollout_logprobs_BT: Tensor, selection: TokenSelection
 ) -> ComparedTokens:
     """Flatten the compared tokens; at least float32."""
