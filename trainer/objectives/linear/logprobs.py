@@ -20,12 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.objectives.linear.tiles import (
-    LogitTiles,
-    TokenState,
-    layer_gradients,
-    token_values,
-)
+from trainer.objectives.linear.gradients import TokenState, layer_gradients
+from trainer.objectives.linear.tiles import LogitTiles, token_values
 
 # Fastest of those measured by benchmarks/logprob_memory.py on a CPU; a float32 tile is 32 MiB.
 CHUNK_TOKENS = 1024
