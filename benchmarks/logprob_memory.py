@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import token_weights, weighted_sum
+from trainer.objectives.batch import token_weights, weighted_sum
 from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.linear.logprobs import CHUNK_TOKENS, CHUNK_VOCAB, linear_logprobs
 from trainer.objectives.policy.ppo import ppo_clip

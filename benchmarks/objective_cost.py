@@ -25,8 +25,7 @@ from torch import Tensor
 import trainer.step.update as update_module
 from examples.tool_lab.run_lab import MODEL
 from records.types import Ids, ReadySample, Teaching, VersionSpan
-from trainer.batch.correction import Correction
-from trainer.batch.statistics import BatchTotals
+from trainer.batch.token_batch import BatchTotals, Correction
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.objectives.batch import Support, TokenBatch

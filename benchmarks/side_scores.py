@@ -22,7 +22,7 @@ import torch
 from benchmarks.embedded_process import embedded_engine
 from records.types import Ids, Logprobs
 from rollout_bridge.engine.client import EngineClient
-from trainer.batch.turn_scores import score_responses
+from trainer.batch.collate import score_responses
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 

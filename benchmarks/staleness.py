@@ -35,8 +35,8 @@ from examples.tool_lab.evaluate import Rate, evaluate
 from examples.tool_lab.local_generate import LocalGenerator
 from examples.tool_lab.run_lab import MODEL
 from records.types import ReadySample, Teaching, VersionSpan
+from trainer.batch.collate import score_responses
 from trainer.batch.side_sampling import with_side_samples
-from trainer.batch.turn_scores import score_responses
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.step.update import Updater

@@ -16,11 +16,11 @@ from opd.run.config import TeacherGroup, merge, parse_overrides
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from trainer.config import TeacherConfig, TrainerConfig
-from trainer.objectives.aggregation_names import AggregationMode
+from trainer.objectives.frame import ABS_LOSS, expected_means
+from trainer.objectives.names import AggregationMode
 from trainer.objectives.options import OBJECTIVE_NAMES, HindsightOpd, ObjectiveOptions
-from trainer.objectives.registry import ABS_LOSS, expected_means
-from trainer.objectives.rollout_correction.health import health_warnings
-from trainer.objectives.rollout_correction.presets import PRESET_NAMES, preset
+from trainer.objectives.rollout_correction.config import PRESET_NAMES, preset
+from trainer.objectives.rollout_correction.settings import health_warnings
 
 PAGE = (Path(__file__).parents[1] / "docs" / "objectives.md").read_text(encoding="utf-8")
 REFUSED = "What is refused, and why"

@@ -22,10 +22,9 @@ from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
 from trainer.config_checks import check_combination, check_schedule, leaves_stale_uncorrected
-from trainer.correction_config import CorrectionConfig
-from trainer.objectives.aggregation_names import AggregationMode
-from trainer.objectives.distributions.kl_names import validate_kl_loss_name
+from trainer.objectives.names import AggregationMode, validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions
+from trainer.objectives.rollout_correction.config import CorrectionConfig
 
 Schedule = Literal["sync", "step_off", "async"]
 """When generation waits for training."""

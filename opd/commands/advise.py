@@ -22,7 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 from trainer.model.model_config import has_experts
 from trainer.objectives.options import HindsightOpd
-from trainer.objectives.rollout_correction.health import health_warnings
+from trainer.objectives.rollout_correction.settings import health_warnings
 
 SAME_ARITHMETIC = 1e-3
 """Trainer and engine count as equal up to this difference, in nats per token."""

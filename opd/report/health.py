@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opd.report.page import Table
-from trainer.objectives.rollout_correction.health import health_warnings
+from trainer.objectives.rollout_correction.settings import health_warnings
 
 
 @dataclass(slots=True)

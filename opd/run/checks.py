@@ -10,8 +10,8 @@ from rollout_bridge.config import ScoringConfig
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected, lessons_problem
+from trainer.objectives.names import check_kl_terms, check_loss_mode
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
-from trainer.objectives.validation import check_kl_terms, check_loss_mode
 
 
 def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:

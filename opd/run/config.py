@@ -33,9 +33,9 @@ from rollout_bridge.engine.keys import EngineKeys, read_key_file
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.slime.settings import HandoverConfig
 from trainer.config import TrainerConfig
-from trainer.correction_config import BESIDE_PRESET
 from trainer.errors import ConfigError
 from trainer.objectives.options import OBJECTIVE_NAMES
+from trainer.objectives.rollout_correction.config import BESIDE_PRESET
 
 MadeBy: TypeAlias = Literal["serve", "replay", "lab", "slime"]
 

@@ -19,7 +19,7 @@ from tests.golden_maps.check import (
     Meta,
 )
 from tests.trainer.live import support_logprobs
-from trainer.objectives.aggregate import selected, token_weights, weighted_sum
+from trainer.objectives.batch import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.side_samples import (
     SurrogateTerms,
     side_sample_forward_kl,

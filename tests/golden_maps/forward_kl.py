@@ -8,7 +8,7 @@ import torch
 
 from tests.golden_maps.check import FLOAT32_INSIDE_TOLERANCE, Case, Comparison, GoldenMap, Meta
 from tests.trainer.live import support_logprobs, top_ids
-from trainer.objectives.distributions.forward_kl import forward_kl_topk
+from trainer.objectives.distributions.kl import forward_kl_topk
 from trainer.objectives.linear.logprobs import CHUNK_TOKENS
 
 FEW_TOKENS = 2

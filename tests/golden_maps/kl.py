@@ -16,7 +16,7 @@ from tests.golden_maps.check import (
     Meta,
 )
 from trainer.objectives.distributions.kl import K3_LIMIT, kl_estimate
-from trainer.objectives.distributions.kl_names import canonical_kl_name
+from trainer.objectives.names import canonical_kl_name
 
 CLAMPED = "9 item 15: k3 is clamped as verl does it; slime leaves it unclamped"
 OVERFLOWN = "0.1: the log-ratio is clamped before exp; slime overflows to inf and NaN"

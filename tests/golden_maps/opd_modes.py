@@ -34,19 +34,15 @@ from tests.trainer.live import (
     top_ids,
 )
 from tests.trainer.tiny import random_ids, sample
-from trainer.batch.statistics import batch_statistics
-from trainer.batch.teach import Taught
-from trainer.batch.turn_scores import TurnScores
-from trainer.batch.views import view_turn
+from trainer.batch.collate import TurnScores
+from trainer.batch.views import Taught, view_turn
 from trainer.objectives.batch import TokenBatch, select_finite
-from trainer.objectives.frame import LossSettings, ObjectiveResult
+from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_terms
+from trainer.objectives.names import TOPK_MODES, check_loss_mode
 from trainer.objectives.options import ForwardKlTopk, HindsightOpd, SupervisedOpd
-from trainer.objectives.policy.combined import combined_advantages
-from trainer.objectives.policy.eligibility import eligible_samples
-from trainer.objectives.policy.policy_gradient import advantages
-from trainer.objectives.registry import objective_terms
-from trainer.objectives.validation import TOPK_MODES, check_loss_mode
-from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.objectives.policy.policy_gradient import advantages, combined_advantages
+from trainer.rewards.groups import eligible_samples, group_ids, group_pass_rates
+from trainer.step.preparation import batch_statistics
 
 NUMBERS = np.random.default_rng(0)
 VERL_DUAL_CLIP = 3.0

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from tests.golden_maps.check import EMPTY_MASK, Case, Comparison, Deliberate, Meta
-from trainer.objectives.aggregate import selected, token_weights, weighted_sum
+from trainer.objectives.batch import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import kl_estimate
 from trainer.objectives.policy.ppo import pure_is
+from trainer.objectives.rollout_correction.config import settings_from_verl
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
-from trainer.objectives.rollout_correction.verl_names import settings_from_verl
 
 VETO = "ALGORITHMS 4.5: pure IS applies the mask of a veto too"
 VETO_OPTION = "rollout_token_veto_threshold"

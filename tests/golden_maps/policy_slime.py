@@ -15,16 +15,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, Deliberate, Meta
 from tests.trainer.live import loss_of, token_batch
-from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.batch import TokenBatch
-from trainer.objectives.distributions.kl import kl_estimate
+from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
+from trainer.objectives.distributions.kl import comparable_ratio, kl_estimate
 from trainer.objectives.frame import LossSettings
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
-from trainer.objectives.policy.combined import combined_advantages
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.opsm import opsm_mask
-from trainer.objectives.policy.ppo import PpoTerms, comparable_ratio, ppo_clip, pure_is
+from trainer.objectives.policy.policy_gradient import combined_advantages
+from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
 from trainer.objectives.rollout_correction.correct import correct_rollout
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
 

@@ -18,13 +18,13 @@ from tests.golden_maps.check import (
     Meta,
 )
 from tests.golden_maps.rollout_correction import compare_metrics
-from trainer.objectives.aggregate import selected, token_weights, weighted_sum
+from trainer.objectives.batch import selected, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import kl_estimate
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.gspo import gspo
 from trainer.objectives.policy.ppo import PpoTerms, ppo_clip, pure_is
+from trainer.objectives.rollout_correction.config import settings_from_verl
 from trainer.objectives.rollout_correction.correct import correct_rollout
-from trainer.objectives.rollout_correction.verl_names import settings_from_verl
 
 GARBAGE = "ALGORITHMS 0.1: values at mask 0 reach no output"
 DUAL_CLIP = 3.0

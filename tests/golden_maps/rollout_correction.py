@@ -23,9 +23,9 @@ from tests.golden_maps.check import (
     same,
 )
 from tests.golden_maps.rollout_correction_rows import reference_reading, without_empty_rows
+from trainer.objectives.rollout_correction.config import Semantics, settings_from_verl
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
 from trainer.objectives.rollout_correction.settings import STATISTIC_ALIASES
-from trainer.objectives.rollout_correction.verl_names import Semantics, settings_from_verl
 
 EMPTY_ROWS = "ALGORITHMS 4.6: empty rows count nowhere"
 NOT_FINITE = "ALGORITHMS 0.1: a trainer log-prob that is not finite drops its token"

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
 from tests.trainer.live import loss_of, support_logprobs, support_of, token_batch
-from trainer.objectives.distributions.tail_kl import kl_terms, topk_tail_reverse_kl, with_tail
+from trainer.objectives.distributions.kl import kl_terms, topk_tail_reverse_kl, with_tail
 from trainer.objectives.frame import LossSettings
 from trainer.objectives.options import TopkTailReverseKl
 

@@ -13,7 +13,7 @@ from records.types import ReadySample
 from tests.slime.training import StepResult, arguments, prepare_process, run_step, train_data
 from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.tiny import load, save_model
-from trainer.batch.statistics import BatchTotals
+from trainer.batch.token_batch import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.step.update import Updater

@@ -1,10 +1,14 @@
-"""Merged sequences (`rollout_bridge.merging`) -> micro-batches of tensors.
+"""Merged sequences (`rollout_bridge.merging`) -> micro-batches of tensors -> scores, turn by turn.
 
-Context between the turns of a sequence is mask 0. Losses and the store are unknown here; about
-models it is only known that they compute a beginning that rows share once.
+Context between the turns of a sequence is mask 0. Scores are those of whole batches without
+gradients: the policy before a step, a teacher. A row of a batch may contain several turns, and a
+turn's hinted prompt is not the sequence that it was sampled in, so everything is split into one
+record per turn. The objective's batch is put together from these again (`MicroBatch.spread`).
+Losses and the store are unknown here.
 
-Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch. Element t of every array
-is about token t; the logit row t-1 scores it.
+Shapes: T tokens of a sequence; B rows, T padded tokens of a micro-batch; R tokens of a turn's
+response, K tokens per position. Element t of every array is about token t; the logit row t-1 scores
+it.
 """
 
 from __future__ import annotations
@@ -18,9 +22,9 @@ import torch
 from torch import Tensor
 
 from records.tables.arrays import shared_prefix
-from records.types import ReadySample
-from rollout_bridge.merging import PackedSequence
-from trainer.model.shared_prefix import shared_length
+from records.types import Ids, ReadySample
+from rollout_bridge.merging import PackedSequence, TurnSpan
+from trainer.model.token_states import LogprobModel, TokenLogprobs, TokenRequest, shared_length
 
 _MOST_COPIES = 4
 """The rows of a group may have keys and values of this many times `max_tokens`."""
@@ -71,6 +75,31 @@ class MicroBatch:
             for row, sequence in enumerate(self.sequences)
             for span in sequence.spans
         }
+
+
+def micro_batches(
+    samples: Sequence[ReadySample],
+    sequences: Sequence[PackedSequence],
+    max_tokens: int,
+    device: torch.device | str,
+    *,
+    at_temperature: bool = True,
+    groups_alike: bool = False,
+    shares: bool = False,
+) -> list[MicroBatch]:
+    """Micro-batches of `sequences`, whose spans name places in `samples`, at each sample's own
+    temperature (1 where nothing can be compared there, and everywhere without `at_temperature`).
+
+    `groups_alike`: sequences that begin alike are grouped, their beginning counted once; `shares`:
+    the model computes it once.
+    """
+    temperatures = None
+    if at_temperature:
+        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
+    return [
+        build_micro_batch(group, device, temperatures, shares=shares)
+        for group in plan_micro_batches(sequences, max_tokens, shares=groups_alike)
+    ]
 
 
 def plan_micro_batches(
@@ -158,3 +187,82 @@ def comparable(sample: ReadySample) -> bool:
 def pad_rows(turns: Sequence[Tensor], fill: float) -> Tensor:
     """[R] or [R, K] of each turn -> [S, Rmax] or [S, Rmax, K], one row per turn."""
     return torch.nn.utils.rnn.pad_sequence(list(turns), batch_first=True, padding_value=fill)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnScores:
+    """One turn's detached log-probs [R], and what else was asked for [R, K]."""
+
+    logprobs: Tensor
+    logprobs_sampled: Tensor
+    support: Tensor | None = None
+    topk_ids: Tensor | None = None
+    topk: Tensor | None = None
+    drawn_ids: Tensor | None = None
+    drawn: Tensor | None = None
+
+
+def split_turns(scores: TokenLogprobs, batch: MicroBatch) -> dict[int, TurnScores]:
+    """The scores of a micro-batch by turn."""
+    fields = {
+        "logprobs": scores.logprobs_BT,
+        "logprobs_sampled": scores.logprobs_sampled_BT,
+        "support": scores.support_BTK,
+        "topk_ids": scores.topk_ids_BTK,
+        "topk": scores.topk_BTK,
+        "drawn_ids": scores.drawn_ids_BTK,
+        "drawn": scores.drawn_BTK,
+    }
+    columns = {
+        name: batch.gather(values.detach()) for name, values in fields.items() if values is not None
+    }
+    return {
+        turn: TurnScores(**{name: values[turn] for name, values in columns.items()})
+        for turn in columns["logprobs"]
+    }
+
+
+@torch.no_grad()
+def score_batches(
+    model: LogprobModel,
+    batches: Sequence[MicroBatch],
+    *,
+    support_ids: Sequence[Tensor] | None = None,
+    top_k: int = 0,
+    draw: int = 0,
+    generator: torch.Generator | None = None,
+) -> list[TurnScores]:
+    """Scores of every turn of `batches`, in the order of the samples; `support_ids` [R, K] each."""
+    found: dict[int, TurnScores] = {}
+    for batch in batches:
+        request = TokenRequest(
+            support_ids_BTK=None if support_ids is None else batch.spread(support_ids, fill=0),
+            top_k=top_k,
+            draw=draw,
+            generator=generator,
+        )
+        scores = model.token_logprobs(batch.ids_BT, batch.mask_BT, batch.temperatures_BT, request)
+        found |= split_turns(scores, batch)
+    return [found[turn] for turn in range(len(found))]
+
+
+def score_responses(
+    model: LogprobModel,
+    prompts: Sequence[Ids],
+    responses: Sequence[Ids],
+    *,
+    max_tokens: int,
+    device: torch.device | str,
+    support_ids: Sequence[Tensor] | None = None,
+    top_k: int = 0,
+    draw: int = 0,
+) -> list[TurnScores]:
+    """Scores of each response after its own prompt, at temperature 1."""
+    sequences = []
+    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+        ids = np.concatenate([prompt, response])
+        span = TurnSpan(turn=index, start=len(prompt), end=len(ids))
+        sequences.append(PackedSequence(ids=ids, spans=(span,)))
+    groups = plan_micro_batches(sequences, max_tokens)
+    batches = [build_micro_batch(group, device) for group in groups]
+    return score_batches(model, batches, support_ids=support_ids, top_k=top_k, draw=draw)

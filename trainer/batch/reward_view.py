@@ -1,8 +1,8 @@
-"""What rewards say about the turns of a batch: their advantages, and which turns a teacher may act
-on.
+"""What rewards say about the turns of a batch: their advantages, which turns a teacher may act on,
+and the metrics of rewards and lengths.
 
-Turns are compared with each other and with earlier answers to their prompts, so this needs the
-whole batch; it needs no tokens.
+Turns are compared with each other and with earlier answers to their prompts (comparisons.py), so
+this needs the whole batch; it needs no tokens.
 """
 
 from __future__ import annotations
@@ -13,32 +13,70 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from trainer.batch.process_rewards import process_advantages, utilities
-from trainer.batch.prompt_groups import (
+from records.types import ReadySample
+from trainer.batch.comparisons import (
     EASY_PASS_RATE,
     RewardFacts,
+    compared_share,
     pass_rates,
+    process_advantages,
     prompt_anchor,
     rates_among,
     reward_tensor,
+    session_advantages,
+    utilities,
     with_past,
 )
-from trainer.batch.session_groups import compared_share, session_advantages
 from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
-from trainer.objectives.policy.eligibility import eligible_samples, underperforming_share
-from trainer.objectives.policy.stepwise import stepwise_advantages
-from trainer.rewards.groups import group_ids
-from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards
+from trainer.rewards.groups import eligible_samples, group_ids, underperforming_share
+from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards, stepwise_advantages
 from trainer.rewards.length import (
     ANCHOR_COEF,
     GROUP_COEF,
     UNIFORM_COEF,
     anchor_penalty,
     group_penalty,
-    length_metrics,
     uniform_penalty,
 )
+
+QUANTILES = (0.1, 0.5, 0.9, 0.99)
+"""Of the lengths of a batch, in metrics."""
+
+
+def reward_facts(
+    samples: Sequence[ReadySample], start_kls: Sequence[float] | None = None
+) -> list[RewardFacts]:
+    """Those of ready samples, in order."""
+    kls = [None] * len(samples) if start_kls is None else start_kls
+    return [
+        RewardFacts(
+            reward=sample.reward,
+            step_index=sample.step_index,
+            prompt_key=(sample.scope, sample.prompt_ids.tobytes()),
+            length=len(sample.response_ids),
+            turn_id=sample.turn_id,
+            is_cut=sample.is_cut,
+            history=sample.history,
+            start_kl=start_kl,
+            session_id=sample.session_id,
+            session=sample.session,
+        )
+        for sample, start_kl in zip(samples, kls, strict=True)
+    ]
+
+
+def what_rewards_say(
+    samples: Sequence[ReadySample],
+    options: ObjectiveOptions,
+    *,
+    start_kls: Sequence[float] | None = None,
+    step: int = 0,
+) -> list[tuple[float, bool]]:
+    """Of each sample its reward's advantage, and whether the teacher may act on it."""
+    facts = reward_facts(samples, start_kls)
+    advantages, eligible = reward_advantages(facts, options, step), eligible_turns(facts, options)
+    return list(zip(advantages, eligible, strict=True))
 
 
 def reward_advantages(
@@ -186,7 +224,7 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     lengths = torch.tensor([one.length for one in facts])
     if "reward" not in options.needs:
         return length_metrics(lengths)
-    metrics = length_metrics(lengths, reward_tensor(facts))
+    metrics = length_metrics(lengths, reward_tensor(facts)) | _eligibility_metrics(facts, options)
     metrics |= _by_difficulty(lengths, pass_rates(facts))
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
@@ -208,6 +246,34 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
             metrics["length/anchored_frac"] = _mean(anchored)
     if options.compares_prompts:
         metrics["reward/past_answers"] = float(len(with_past(facts)) - len(facts))
+    return metrics
+
+
+@torch.no_grad()
+def length_metrics(lengths_N: Tensor, correct_N: Tensor | None = None) -> dict[str, float]:
+    """Mean, extremes and quantiles, and the share of empty responses; NaN without samples.
+
+    With `correct_N` (above 0: correct) also the mean of either kind and their difference, wrong
+    minus correct; a NaN is neither.
+    """
+    lengths = lengths_N.to(torch.float64)
+    metrics = {
+        "length/mean": _mean(lengths),
+        "length/min": float(lengths.min()) if len(lengths) else float("nan"),
+        "length/max": float(lengths.max()) if len(lengths) else float("nan"),
+        "length/empty_frac": _mean((lengths == 0).double()),
+    }
+    for quantile in QUANTILES:
+        value = float(torch.quantile(lengths, quantile)) if len(lengths) else float("nan")
+        metrics[f"length/p{round(100 * quantile)}"] = value
+    if correct_N is not None:
+        correct = _mean(lengths[correct_N > 0])
+        wrong = _mean(lengths[correct_N <= 0])
+        metrics |= {
+            "length/correct_mean": correct,
+            "length/wrong_mean": wrong,
+            "length/wrong_minus_correct": wrong - correct,
+        }
     return metrics
 
 
@@ -245,7 +311,7 @@ def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> l
     return [one and other for one, other in zip(eligible.tolist(), loud, strict=True)]
 
 
-def eligibility_metrics(
+def _eligibility_metrics(
     facts: Sequence[RewardFacts], options: ObjectiveOptions
 ) -> dict[str, float]:
     """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without `mix = replace`."""

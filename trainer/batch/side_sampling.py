@@ -1,31 +1,124 @@
-"""Side samples: further tokens at every position of a response, scored by policy and teacher.
+"""What only the weights that sampled a turn, or its teacher, can say: their scores of its tokens,
+and side samples.
 
-They are made once, when a turn is first leased, and stored with it (ALGORITHMS 5.2, 5.4):
+The engine's log-probs of sampled tokens differ from those of the trainer at the same weights only
+by arithmetic, and those of the policy before the step only by age (ALGORITHMS 5.2, 6.9).
+
+Side samples are further tokens at every position of a response, scored by policy and teacher. They
+are made once, when a turn is first leased, and stored with it (ALGORITHMS 5.2, 5.4):
 
     drawn by the weights that sampled the turn, for the reverse KL
     the likeliest tokens of these weights, where an engine teaches a finite cache
     drawn by the teacher, for the forward KL
 
-A teacher in the trainer scores them here; `engine_tokens` asks an engine.
+A teacher in the trainer scores them here, or an engine that teaches: the same tokens, under the
+hinted prompt.
 
 Shapes: R tokens of a turn's response, K side samples per position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from records.names import SideSource
-from records.types import Logprobs, ReadySample, SideSamples
-from trainer.batch.sampling_scores import Older, by_sampling_weights
-from trainer.batch.teach import TeachingPlan
-from trainer.batch.turn_scores import TurnScores, score_responses
+from records.types import Ids, Logprobs, ReadySample, SideSamples
+from rollout_bridge.merging import merge_turns
+from rollout_bridge.together import all_or_none
+from trainer.batch.collate import (
+    TurnScores,
+    micro_batches,
+    score_batches,
+    score_responses,
+)
+from trainer.batch.views import TeachingPlan
 from trainer.model.token_states import LogprobModel
+
+
+class Older(Protocol):
+    """The policy at versions before the newest."""
+
+    def has(self, version: int) -> bool:
+        """Whether the weights of `version` are kept."""
+        ...
+
+    def at(self, version: int) -> AbstractContextManager[LogprobModel]:
+        """The policy at `version`, for scoring."""
+        ...
+
+
+def is_known(sample: ReadySample, older: Older) -> bool:
+    """Whether the weights that sampled each token of a turn are known and kept."""
+    end = 0
+    for span in sample.version_spans:
+        if span.start != end or not older.has(span.version):
+            return False
+        end = span.end
+    return end == len(sample.response_ids)
+
+
+@torch.no_grad()
+def by_sampling_weights(
+    samples: Sequence[ReadySample],
+    version_gaps: Sequence[int],
+    policy: LogprobModel,
+    older: Older | None,
+    read: Callable[[TurnScores], tuple[Tensor, ...]],
+    *,
+    max_tokens: int,
+    device: torch.device | str,
+    draw: int = 0,
+    top_k: int = 0,
+    at_temperature: bool = True,
+) -> list[tuple[Tensor, ...]]:
+    """What `read` takes from each turn's scores, [R, ...] each. Each token is scored by the weights
+    that sampled it: those of `policy` if the turn's gap is 0, else those of a version that `older`
+    has. The turns are ones that `is_known` accepts.
+    """
+    found: dict[int, tuple[Tensor, ...]] = {}
+    fresh = [index for index, gap in enumerate(version_gaps) if gap == 0]
+    stale = [index for index, gap in enumerate(version_gaps) if gap > 0]
+    spans = {index: samples[index].version_spans for index in stale}
+    versions = sorted({span.version for parts in spans.values() for span in parts})
+    jobs: list[tuple[int | None, list[int]]] = [(None, fresh)] if fresh else []
+    jobs += [
+        (version, [index for index in stale if any(s.version == version for s in spans[index])])
+        for version in versions
+    ]
+    for version, among in jobs:
+        chosen = [samples[index] for index in among]
+        batches = micro_batches(
+            chosen, merge_turns(chosen), max_tokens, device, at_temperature=at_temperature
+        )
+        with _weights(version, policy, older) as model:
+            scores = score_batches(model, batches, draw=draw, top_k=top_k)
+        for index, score in zip(among, scores, strict=True):
+            values = read(score)
+            # Each of several versions scores its own tokens, and together they cover the response.
+            kept = found.setdefault(index, tuple(one.clone() for one in values))
+            for span in spans.get(index, ()):
+                if span.version == version:
+                    part = slice(span.start, span.end)
+                    for into, value in zip(kept, values, strict=True):
+                        into[part] = value[part]
+    return [found[index] for index in range(len(samples))]
+
+
+def _weights(
+    version: int | None, policy: LogprobModel, older: Older | None
+) -> AbstractContextManager[LogprobModel]:
+    if version is None:
+        return nullcontext(policy)
+    assert older is not None, "the updater of a run has it"
+    return older.at(version)
 
 
 def lacks_side_samples(sample: ReadySample, plan: TeachingPlan) -> bool:
@@ -143,3 +236,36 @@ def _teacher_scores(
 def _finite_or_nan(values: Tensor) -> Logprobs:
     found = torch.where(torch.isfinite(values), values, torch.nan)
     return found.float().cpu().numpy()
+
+
+class TokenScorer(Protocol):
+    """An engine that scores given tokens."""
+
+    async def score_tokens(
+        self, input_ids: Ids, start: int, token_ids: Ids, *, routing_key: str | None = None
+    ) -> Logprobs:
+        """Log-probs [R, K] at temperature 1 of `token_ids` [R, K] at the positions from `start`."""
+        ...
+
+
+async def scored_by_engine(
+    samples: Sequence[ReadySample], teacher: TokenScorer, concurrency: int
+) -> list[ReadySample]:
+    """`samples` with the teacher's scores of their side samples, `concurrency` turns at a time.
+
+    Raises EngineError if it does not answer.
+    """
+    slots = asyncio.Semaphore(concurrency)
+
+    async def scored(sample: ReadySample) -> ReadySample:
+        side = sample.side_samples
+        assert side is not None
+        prompt = sample.teachings[0].hinted_prompt_ids
+        ids = np.concatenate([prompt, sample.response_ids])
+        async with slots:
+            found = await teacher.score_tokens(
+                ids, len(prompt), side.ids, routing_key=sample.session_id
+            )
+        return replace(sample, side_samples=replace(side, teacher_logprobs=found))
+
+    return await all_or_none([scored(sample) for sample in samples])

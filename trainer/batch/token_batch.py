@@ -1,25 +1,151 @@
-"""Puts one micro-batch together for the objective: model outputs, views of turns, corrections.
+"""One micro-batch put together for the objective, and the sums of what came back of all of them.
 
-With one step per batch the student before the step is the student of the step itself, detached.
+Model outputs, views of turns and rollout correction make the objective's batch. With one step per
+batch the student before the step is the student of the step itself, detached.
 
-Shapes: B rows, T tokens, K tokens per position.
+In rollout correction a row is a turn, so no statistic crosses turns. A turn's weights depend on its
+own tokens, so micro-batches are corrected one by one; only a normalisation over the batch needs all
+of it first.
+
+Shapes: B rows, T tokens, K tokens per position; S turns, R tokens of the longest response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from trainer.batch.collate import MicroBatch
-from trainer.batch.correction import Correction, TurnCorrection
-from trainer.batch.teach import TurnSupport
-from trainer.batch.turn_scores import TurnScores
-from trainer.batch.views import TurnView
+from records.types import Logprobs
+from trainer.batch.collate import MicroBatch, TurnScores, pad_rows
+from trainer.batch.views import TurnSupport, TurnView
 from trainer.model.token_states import TokenLogprobs
-from trainer.objectives.batch import BatchStatistics, Support, TokenBatch
+from trainer.objectives.batch import (
+    NO_COUNTS,
+    BatchStatistics,
+    GlobalCounts,
+    Support,
+    TokenBatch,
+)
+from trainer.objectives.frame import ObjectiveResult
+from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
+from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
+
+BASE_KEYS = frozenset(
+    f"rollout_corr/{name}"
+    for name in ("kl", "k3_kl", "ppl_ratio", "chi2_token", "chi2_seq", "rollout_is_veto_fraction")
+)
+WEIGHT_KEYS = frozenset(
+    f"rollout_corr/{name}"
+    for name in ("rollout_is_mean", "rollout_is_eff_sample_size", "rollout_is_max")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnCorrection:
+    """One turn's detached weights [R] (1 where none are applied) and mask [R]."""
+
+    weights: Tensor
+    mask: Tensor
+
+
+@dataclass(slots=True)
+class CorrectionRows:
+    """The log-probs that were compared, turn by turn, collected over a pass; if `fresh` is empty,
+    all are of the newest weights.
+    """
+
+    train: dict[int, Tensor] = field(default_factory=dict)
+    rollout: dict[int, Tensor] = field(default_factory=dict)
+    after_tool: dict[int, Tensor] = field(default_factory=dict)
+    fresh: dict[int, Tensor] = field(default_factory=dict)
+
+    def add(self, batch: MicroBatch, train_BT: Tensor, views: Sequence[TurnView]) -> None:
+        """The turns of one micro-batch, at the sampling temperature."""
+        for turn, values in batch.gather(train_BT).items():
+            self.train[turn] = values.detach()
+            self.rollout[turn] = views[turn].rollout
+            self.after_tool[turn] = views[turn].after_tool
+            self.fresh[turn] = (views[turn].version_gap == 0).to(values.dtype)
+
+
+class Correction:
+    """The configured correction; stateless."""
+
+    def __init__(self, settings: RolloutCorrectionSettings):
+        self.settings = settings
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Whether weights depend on other turns of the batch."""
+        return self.settings.batch_normalize and self.settings.importance_level is not None
+
+    @property
+    def expected_keys(self) -> frozenset[str]:
+        """Metrics that every report has."""
+        has_weights = self.settings.importance_level is not None
+        return BASE_KEYS | (WEIGHT_KEYS if has_weights else frozenset())
+
+    def whole_batch(
+        self, views: Sequence[TurnView], before: Sequence[TurnScores] | None
+    ) -> dict[int, TurnCorrection] | None:
+        """Corrections of all turns at once, where they depend on each other."""
+        if not self.needs_whole_batch:
+            return None
+        if before is None:
+            raise ValueError("a normalisation over the batch needs a pass of the student first")
+        train = {turn: score.logprobs_sampled for turn, score in enumerate(before)}
+        return self._turns(train, views)
+
+    def micro_batch(
+        self, train_BT: Tensor, batch: MicroBatch, views: Sequence[TurnView]
+    ) -> dict[int, TurnCorrection]:
+        """Corrections of one micro-batch's turns; `train_BT` are the log-probs to compare."""
+        return self._turns(batch.gather(train_BT.detach()), views)
+
+    def report(self, rows: CorrectionRows) -> CorrectionResult:
+        """Metrics and warnings of the whole batch."""
+        return self._correct(rows.train, rows.rollout, rows.after_tool, rows.fresh or None)
+
+    def _turns(
+        self, train: dict[int, Tensor], views: Sequence[TurnView]
+    ) -> dict[int, TurnCorrection]:
+        after_tool = None
+        if self.settings.post_tool_upper is not None:
+            after_tool = {turn: views[turn].after_tool for turn in train}
+        result = self._correct(train, {turn: views[turn].rollout for turn in train}, after_tool)
+        corrected = {}
+        for row, (turn, values) in enumerate(train.items()):
+            length = len(values)
+            weights = torch.ones_like(values)
+            if result.weights_BT is not None:
+                weights = result.weights_BT[row, :length].to(values.dtype)
+            corrected[turn] = TurnCorrection(weights=weights, mask=result.mask_BT[row, :length])
+        return corrected
+
+    def _correct(
+        self,
+        train: dict[int, Tensor],
+        rollout: dict[int, Tensor],
+        after_tool: dict[int, Tensor] | None,
+        fresh: dict[int, Tensor] | None = None,
+    ) -> CorrectionResult:
+        turns = list(train)
+
+        def rows(values: dict[int, Tensor] | None) -> Tensor | None:
+            return None if values is None else pad_rows([values[turn] for turn in turns], 0.0)
+
+        return correct_rollout(
+            pad_rows([train[turn] for turn in turns], 0.0),
+            pad_rows([rollout[turn] for turn in turns], float("nan")),
+            pad_rows([torch.ones_like(train[turn]) for turn in turns], 0.0),
+            self.settings,
+            after_tool_BT=rows(after_tool),
+            fresh_BT=rows(fresh),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,3 +264,113 @@ def _spread_some(batch: MicroBatch, turns: Mapping[int, Tensor]) -> Tensor:
         for span in sequence.spans:
             result_BT[row, span.start : span.end] = turns[span.turn].to(result_BT.dtype)
     return result_BT
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchTotals:
+    """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
+    `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
+    token did not train, `gaps` (sum of |teacher - student|, number of tokens with a teacher) per
+    turn, `unnormalised` as in `BatchStatistics`, `rejected_turns` those that rollout correction
+    rejected as a whole.
+    """
+
+    reduced: dict[str, float] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counts: GlobalCounts = NO_COUNTS
+    advantages: dict[int, Logprobs] = field(default_factory=dict)
+    gaps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    rows: CorrectionRows = field(default_factory=CorrectionRows)
+    num_taught_turns: int = 0
+    rejected_tokens: float = 0.0
+    rejected_turns: set[int] = field(default_factory=set)
+    unnormalised: float = math.nan
+
+    def add(
+        self,
+        result: ObjectiveResult,
+        assembled: Assembled,
+        batch: MicroBatch,
+        views: Sequence[TurnView],
+    ) -> None:
+        """Account for one micro-batch."""
+        for name, value in result.reduced.items():
+            self.reduced[name] = self.reduced.get(name, 0.0) + value.item()
+        for name, value in result.token_sums.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value.item()
+        for name, value in result.token_max.items():
+            self.maxima[name] = max(self.maxima.get(name, 0.0), value.item())
+        for name, (low, high) in result.token_ranges.items():
+            least, most = self.ranges.get(name, (math.inf, -math.inf))
+            self.ranges[name] = (min(least, low.item()), max(most, high.item()))
+        self.counts = self.counts + result.counts
+        self.rejected_tokens += float(batch.mask_BT.sum() - assembled.tokens.mask_BT.sum())
+        self.rows.add(batch, assembled.compared_BT, views)
+        nan_BT = torch.full_like(result.advantages_BT, float("nan"))
+        advantages_BT = torch.where(result.mask_BT > 0, result.advantages_BT, nan_BT)
+        for turn, values in batch.gather(advantages_BT).items():
+            self.advantages[turn] = values.cpu().numpy().copy()
+            self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+        masks = batch.gather(result.mask_BT)
+        for turn, gap in batch.gather(result.gap_BT).items():
+            used = masks[turn] > 0
+            taught = (views[turn].opd_valid * masks[turn]).double().sum()
+            self.gaps[turn] = (gap[used].double().abs().sum().item(), taught.item())
+        for turn, kept in batch.gather(assembled.tokens.mask_BT).items():
+            if not bool((kept > 0).any()):
+                self.rejected_turns.add(turn)
+
+    @property
+    def mean_gap(self) -> float:
+        """Mean |teacher - student| of the sampled tokens, over those that have a teacher; NaN
+        without any.
+        """
+        taught = self.sums["tokens_with_teacher"]
+        return self.sums["gap_abs"] / taught if taught > 0 else math.nan
+
+    def mean_gap_of(self, turns: Iterable[int]) -> float:
+        """The same over some turns of the batch."""
+        found = [self.gaps[turn] for turn in turns]
+        taught = sum(number for _, number in found)
+        return sum(gap for gap, _ in found) / taught if taught > 0 else math.nan
+
+    def statistics(self) -> dict[str, float]:
+        """Reduced values, and moments of the advantages over the tokens that trained."""
+        count = max(self.sums["tokens"], 1.0)
+        mean = self.sums["adv"] / count
+        variance = max(self.sums["adv_squared"] / count - mean * mean, 0.0)
+        ranges = {
+            f"{name}_{end}": value
+            for name, both in self.ranges.items()
+            for end, value in zip(("min", "max"), both, strict=True)
+        }
+        return (
+            _means_over_some(self.reduced)
+            | ranges
+            | {
+                "opd/adv_mean": mean,
+                "opd/adv_std": math.sqrt(variance),
+                "opd/adv_abs_max": self.maxima["adv_abs_max"],
+                "opd/adv_pos_frac": self.sums["adv_positive"] / count,
+                "teacher_student_absdiff": self.mean_gap,
+                "ratio_max": self.maxima["ratio_max"],
+            }
+        )
+
+
+PARTIAL = {
+    "train_rollout_logprob_abs_diff": "rollout_comparable_frac",
+    "opd/overlap_token_advantage": "opd/overlapping_frac",
+}
+"""Means over some of the tokens only, and the share of these tokens."""
+
+
+def _means_over_some(reduced: dict[str, float]) -> dict[str, float]:
+    """Divides each by its share; NaN where no token has such a value."""
+    found = dict(reduced)
+    for name, share in PARTIAL.items():
+        if name in reduced:
+            found[name] = reduced[name] / reduced[share] if reduced[share] > 0 else math.nan
+    return found

@@ -22,8 +22,15 @@ from trainer.config import HeldDtype, LoraConfig
 from trainer.errors import StartupError
 from trainer.model.frozen_weights import hold_in_bfloat16
 from trainer.model.recomputation import recompute_layers
-from trainer.model.shared_prefix import shared_length, states_behind
-from trainer.model.token_states import PLAIN, Head, TokenLogprobs, TokenRequest, token_logprobs
+from trainer.model.token_states import (
+    PLAIN,
+    Head,
+    TokenLogprobs,
+    TokenRequest,
+    shared_length,
+    states_behind,
+    token_logprobs,
+)
 
 logger = logging.getLogger(__name__)
 

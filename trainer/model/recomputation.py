@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainer.model.shared_prefix import BehindPrefix
+from trainer.model.token_states import BehindPrefix
 
 
 def recompute_layers(decoder: nn.Module) -> int:

@@ -27,7 +27,7 @@ from trainer.model.token_states import (
     TokenRequest,
     token_logprobs,
 )
-from trainer.objectives.distributions.gather import at_least_float32
+from trainer.objectives.distributions.kl import at_least_float32
 
 
 class StateModel(LogprobModel, Protocol):

@@ -1,34 +1,104 @@
-"""The loss of one micro-batch under any objective, and everything it reports.
+"""The loss of one micro-batch under any objective, everything it reports, and the objectives by
+name.
 
     L = R(objective) + beta_kl R(KL to the frozen start) - beta_entropy R(entropy)
 
 Guards, reduction, the KL to the start and the reports are the same for every objective; an
-objective gives a value per token (registry.py). It knows tensors only: no model, no store. Reduced
-values of micro-batches add up to those of the batch, given the counts of the GLOBAL batch.
+objective gives a value per token (`_TERMS`), and what each needs from a run is in options.py. A
+metric that an objective promises (`_MEANS`) but does not report stops training. The frame knows
+tensors only: no model, no store. Reduced values of micro-batches add up to those of the batch,
+given the counts of the GLOBAL batch.
 
 Formulas: ALGORITHMS 2.3, 2.8, 6.10. Shapes: B rows, T tokens; element [b, t] is about token t.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import AggregationMode, token_weights, weighted_sum
-from trainer.objectives.batch import GlobalCounts, TokenBatch, TokenTerms, select_finite
+from trainer.objectives.batch import (
+    AggregationMode,
+    GlobalCounts,
+    TokenBatch,
+    TokenTerms,
+    select_finite,
+    token_weights,
+    weighted_sum,
+)
 from trainer.objectives.distributions.kl import (
     LOG_RATIO_LIMIT,
+    comparable_ratio,
+    forward_kl_terms,
     k3_clamped,
     kl_estimate,
     kl_with_ratio,
+    supervised_terms,
+    tail_kl_terms,
 )
-from trainer.objectives.distributions.kl_names import validate_kl_loss_name
-from trainer.objectives.options import HindsightOpd, ObjectiveOptions, OverlapTopk
-from trainer.objectives.policy.ppo import comparable_ratio, ppo_clip
-from trainer.objectives.registry import objective_terms
+from trainer.objectives.distributions.overlap_topk import overlap_terms
+from trainer.objectives.distributions.self_distillation import self_distillation_terms
+from trainer.objectives.distributions.side_samples import side_sample_terms
+from trainer.objectives.distributions.sparse_kl import sparse_kl_terms
+from trainer.objectives.names import validate_kl_loss_name
+from trainer.objectives.options import (
+    HindsightOpd,
+    ObjectiveOptions,
+    OverlapTopk,
+    SideSampleOptions,
+    SparseKl,
+)
+from trainer.objectives.policy.policy_gradient import POLICY_GRADIENT_MEANS, policy_gradient_terms
+from trainer.objectives.policy.ppo import ppo_clip
+
+ABS_LOSS = "opd/abs_loss"
+_TERMS: Mapping[str, Callable[[TokenBatch, Any], TokenTerms]] = {
+    "hindsight_opd": policy_gradient_terms,
+    "supervised_opd": supervised_terms,
+    "forward_kl_topk": forward_kl_terms,
+    "topk_tail_reverse_kl": tail_kl_terms,
+    "self_distillation": self_distillation_terms,
+    "overlap_topk": overlap_terms,
+    "side_samples": side_sample_terms,
+    "sparse_kl": sparse_kl_terms,
+}
+_MEANS: Mapping[str, frozenset[str]] = {
+    "supervised_opd": frozenset(),
+    "forward_kl_topk": frozenset({"opd/student_mass", "opd/teacher_mass", "opd/overlap_ratio"}),
+    "topk_tail_reverse_kl": frozenset({"opd/student_tail", "opd/teacher_tail"}),
+    "self_distillation": frozenset({"opd/divergence"}),
+    "overlap_topk": frozenset({"opd/clipfrac", "opd/subset_size", "opd/absdiff"}),
+    "side_samples": frozenset({"opd/side_ratio", "opd/side_ratio_max", "opd/side_advantage"}),
+    "sparse_kl": frozenset({"opd/student_mass", "opd/teacher_mass", "opd/token_clipfrac"}),
+}
+
+
+def objective_terms(batch: TokenBatch, options: ObjectiveOptions) -> TokenTerms:
+    """Value, advantages and reports per token; `batch` comes from `select_finite`. Every objective
+    reports its mean size and its extremes, before a clamp where it has one.
+    """
+    terms = _TERMS[options.name](batch, options)
+    loss_BT = terms.loss_BT.detach()
+    return replace(
+        terms,
+        means={ABS_LOSS: loss_BT.abs(), **terms.means},
+        ranges={"opd/loss": loss_BT, **terms.ranges},
+    )
+
+
+def expected_means(options: ObjectiveOptions) -> frozenset[str]:
+    """Metrics under the reduction that this objective always reports."""
+    if isinstance(options, HindsightOpd):
+        return POLICY_GRADIENT_MEANS | {ABS_LOSS}
+    if isinstance(options, SideSampleOptions) and options.direction == "forward":
+        return frozenset({ABS_LOSS})
+    is_sparse_gradient = isinstance(options, SparseKl) and options.direction == "policy_gradient"
+    return _MEANS["overlap_topk" if is_sparse_gradient else options.name] | {ABS_LOSS}
+
 
 WEIGHT_TOLERANCE = 1e-5
 """A weight that differs from its ratio by more was capped, zeroed, normalised or not applied."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from trainer.objectives.names import check_loss_mode
 from trainer.objectives.option_base import Need, OutcomePart, TeacherReach
-from trainer.objectives.validation import check_loss_mode
 
 
 class HindsightOpd(TeacherReach):

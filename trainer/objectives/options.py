@@ -11,8 +11,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from trainer.objectives.distributions.kl_names import validate_kl_loss_name
 from trainer.objectives.hindsight_options import HindsightOpd
+from trainer.objectives.names import validate_kl_loss_name
 from trainer.objectives.option_base import Need, Options, SupportKind, TeacherReach
 
 DEFAULT_SKEW = 0.5
@@ -34,7 +34,7 @@ class SupervisedOpd(TeacherReach):
 
 
 class ForwardKlTopk(Options):
-    """Forward KL on the teacher's top-k (forward_kl.py; ALGORITHMS 2.5)."""
+    """Forward KL on the teacher's top-k (kl.py; ALGORITHMS 2.5)."""
 
     name: Literal["forward_kl_topk"]
     topk: PositiveInt = 32
@@ -66,7 +66,7 @@ class ForwardKlTopk(Options):
 
 
 class TopkTailReverseKl(ForwardKlTopk):
-    """Reverse KL on the teacher's top-k and one bucket for the rest (tail_kl.py; 2.6)."""
+    """Reverse KL on the teacher's top-k and one bucket for the rest (kl.py; 2.6)."""
 
     name: Literal["topk_tail_reverse_kl"]  # type: ignore[assignment]
     topk: PositiveInt = 50

@@ -1,6 +1,13 @@
-"""Advantages of rollouts relative to the other rollouts of their prompt.
+"""Advantages of rollouts relative to the other rollouts of their prompt, and of steps relative to
+steps of the same index.
 
-Formulas: ALGORITHMS 8.4 and 8.7. Shapes: B rollouts, T tokens; `groups_B` int64 numbers from 0.
+    A_t = (r_t - mean) / (std + 1e-6)                                             (ALGORITHMS 3.3)
+
+A group of steps are those with equal index, or those of one prompt's rollouts. Rewards are made
+elsewhere (`records.training.outcome_rewards`).
+
+Formulas: ALGORITHMS 3.3, 8.4 and 8.7. Shapes: B rollouts, T tokens; N steps; `groups_B` int64
+numbers from 0.
 """
 
 from __future__ import annotations
@@ -97,3 +104,32 @@ def pass_at_k_rewards(rewards_N: Tensor, k: int) -> Tensor:
 def _broadcast(advantages_B: Tensor, mask_BT: Tensor) -> Tensor:
     rows_BT = advantages_B.unsqueeze(-1).expand_as(mask_BT)
     return torch.where(mask_BT > 0, rows_BT, torch.zeros_like(rows_BT))
+
+
+@torch.no_grad()
+def stepwise_advantages(
+    rewards_N: Tensor,
+    step_indices_N: Tensor,
+    *,
+    prompts_N: Tensor | None = None,
+    divide_by_std: bool = True,
+    epsilon: float = EPSILON,
+) -> Tensor:
+    """(r - mean) / (std + epsilon) among steps of equal index (and equal prompt, if given) [N].
+
+    The std is unbiased; without `divide_by_std`, r - mean. A step that is alone in its group gets
+    0. Raises ValueError for a reward that is not finite.
+    """
+    if not bool(torch.isfinite(rewards_N).all()):
+        raise ValueError("a step's reward is not finite; leave out steps without reward")
+    keys = [step_indices_N] if prompts_N is None else [step_indices_N, prompts_N]
+    _, groups_N = torch.unique(torch.stack(keys), dim=1, return_inverse=True)
+    rewards_N1 = rewards_N.unsqueeze(-1)
+    return grpo_advantages(
+        rewards_N1,
+        torch.ones_like(rewards_N1),
+        groups_N,
+        divide_by_std=divide_by_std,
+        singleton="zero",
+        epsilon=epsilon,
+    ).squeeze(-1)

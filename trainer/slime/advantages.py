@@ -24,11 +24,10 @@ from torch import Tensor
 
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.collate import comparable
-from trainer.batch.correction import Correction
-from trainer.batch.reward_view import eligibility_metrics, reward_metrics
+from trainer.batch.reward_view import reward_metrics
+from trainer.batch.token_batch import Correction
 from trainer.config import TrainerConfig
-from trainer.objectives.aggregate import token_weights, weighted_sum
-from trainer.objectives.batch import TokenBatch
+from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
@@ -140,7 +139,7 @@ def _report(
         num_nonfinite=everything.nonfinite,
     )
     turns, objective = compared(facts), step.trainer.objective
-    rewarded = reward_metrics(turns, objective) | eligibility_metrics(turns, objective)
+    rewarded = reward_metrics(turns, objective)
     return replace(report, metrics=report.metrics | rewarded)
 
 

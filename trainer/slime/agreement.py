@@ -15,11 +15,8 @@ import torch
 from torch import Tensor
 
 from rollout_bridge.slime.carrier import CarriedTurn, RowCarrier
-from trainer.batch.collate import comparable
-from trainer.batch.correction import Correction
-from trainer.batch.statistics import batch_statistics
-from trainer.batch.token_batch import BatchContext, assemble
-from trainer.batch.turn_scores import TurnScores
+from trainer.batch.collate import TurnScores, comparable
+from trainer.batch.token_batch import BatchContext, Correction, assemble
 from trainer.batch.views import TurnView
 from trainer.config import TrainerConfig
 from trainer.model.token_states import TokenLogprobs
@@ -34,6 +31,7 @@ from trainer.slime.batch_metrics import TurnFigures
 from trainer.slime.checks import RankFigures, check_complete, check_finite
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import RowBatch, Step
+from trainer.step.preparation import batch_statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

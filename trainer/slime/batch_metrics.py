@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rollout_bridge.rehearsal.kinds import LIVE
 from rollout_bridge.slime.carrier import BatchFacts
-from trainer.batch.correction import Correction, CorrectionRows
+from trainer.batch.token_batch import Correction, CorrectionRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def batch_metrics(
 
 
 def _gaps_by_kind(turns: Sequence[TurnFigures], facts: BatchFacts) -> dict[str, float]:
-    """As `trainer.step.lessons.lesson_metrics`: the mean |teacher - policy| of the tokens of each
+    """As `trainer.step.report.lesson_metrics`: the mean |teacher - policy| of the tokens of each
     kind that have a teacher, in nats. Empty for a batch without lessons.
     """
     kinds = [facts.turns[turn.index].kind for turn in turns]

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trainer.batch.correction import Correction
-from trainer.batch.token_batch import BatchContext, assemble
+from trainer.batch.token_batch import BatchContext, Correction, assemble
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import NO_STATISTICS
+from trainer.objectives.distributions.kl import comparable_ratio
 from trainer.objectives.frame import WEIGHT_TOLERANCE
-from trainer.objectives.policy.ppo import comparable_ratio
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import attached, joined, parted, row_batch
 

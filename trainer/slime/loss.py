@@ -16,16 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.batch.correction import Correction
-from trainer.batch.teach import TeachingPlan
-from trainer.batch.token_batch import Assembled, BatchContext, assemble
-from trainer.batch.turn_scores import TurnScores, split_turns
-from trainer.batch.views import remember_supports
+from trainer.batch.collate import TurnScores, split_turns
+from trainer.batch.token_batch import Assembled, BatchContext, Correction, assemble
+from trainer.batch.views import TeachingPlan, remember_supports
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.model.token_states import TokenLogprobs
-from trainer.objectives.frame import ObjectiveResult, objective_loss
-from trainer.objectives.registry import expected_means
+from trainer.objectives.frame import ObjectiveResult, expected_means, objective_loss
 from trainer.slime.logits import LogitsRequest, logits_logprobs
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import RowBatch, RowState, Step, attached, joined, parted, row_batch

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from rollout_bridge.slime.carrier import BatchFacts, CarriedTurn, RowCarrier
-from trainer.batch.prompt_groups import RewardFacts
+from trainer.batch.comparisons import RewardFacts
 from trainer.batch.reward_view import eligible_turns, reward_advantages
-from trainer.batch.teach import TeachingPlan, teach, unteachable
-from trainer.batch.views import TurnView, view_turn
+from trainer.batch.views import TeachingPlan, TurnView, teach, unteachable, view_turn
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import NO_STATISTICS, GlobalCounts
 from trainer.slime.rows import RowState, Step, filler_view

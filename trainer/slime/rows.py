@@ -20,10 +20,8 @@ from torch import Tensor
 
 from rollout_bridge.merging import PackedSequence, TurnSpan
 from rollout_bridge.slime.carrier import RowCarrier
-from trainer.batch.collate import MicroBatch, build_micro_batch, comparable
-from trainer.batch.teach import untaught
-from trainer.batch.turn_scores import TurnScores
-from trainer.batch.views import TurnView
+from trainer.batch.collate import MicroBatch, TurnScores, build_micro_batch, comparable
+from trainer.batch.views import TurnView, untaught
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import BatchStatistics, GlobalCounts
 from trainer.slime.ranks import Ranks

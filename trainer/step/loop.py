@@ -32,7 +32,7 @@ from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
-from trainer.batch.engine_tokens import TokenScorer, scored_by_engine
+from trainer.batch.side_sampling import TokenScorer, scored_by_engine
 from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.calibration.self_check import self_check
 from trainer.checkpoints.checkpoint import Checkpoints

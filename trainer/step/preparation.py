@@ -1,7 +1,10 @@
-"""A batch before its first gradient: micro-batches, and the scores of teacher, reference and
-student.
+"""A batch before its first gradient: micro-batches, the scores of teacher, reference and student,
+and the figures of the whole batch that an objective asks for.
 
-The student is the one before the step. It takes no step, and everything it gives is detached.
+The student is the one before the step, so nothing here depends on micro-batches. It takes no step,
+and everything it gives is detached.
+
+Shapes: S turns, R tokens of the longest response.
 """
 
 from __future__ import annotations
@@ -14,15 +17,24 @@ from torch import Tensor
 
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence, merge_turns
-from trainer.batch.collate import MicroBatch, build_micro_batch, comparable, plan_micro_batches
-from trainer.batch.correction import Correction
-from trainer.batch.sampling_scores import Older, by_sampling_weights
-from trainer.batch.teach import TeachingPlan, TurnSupport
-from trainer.batch.turn_scores import TurnScores, score_batches
-from trainer.batch.views import TurnView, remember_supports, view_turns
+from trainer.batch.collate import (
+    MicroBatch,
+    TurnScores,
+    micro_batches,
+    pad_rows,
+    score_batches,
+)
+from trainer.batch.side_sampling import Older, by_sampling_weights
+from trainer.batch.token_batch import BatchContext, Correction
+from trainer.batch.views import TeachingPlan, TurnSupport, TurnView, remember_supports, view_turns
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.model.token_states import LogprobModel
+from trainer.objectives.batch import NO_STATISTICS, BatchStatistics
+from trainer.objectives.normalise import normalise
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.policy.m2po import m2po_clip
+from trainer.objectives.policy.policy_gradient import teacher_advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,18 @@ class PreparedBatch:
     before: list[TurnScores] | None
     reference: list[Tensor | None]
     start_kls: list[float] | None
+
+    def context(self, options: ObjectiveOptions, correction: Correction) -> BatchContext:
+        """What all of its micro-batches share. Raises ValueError without the pass of the student,
+        where figures of the whole batch need it.
+        """
+        return BatchContext(
+            views=self.views,
+            before=self.before,
+            correction=correction,
+            whole=correction.whole_batch(self.views, self.before),
+            statistics=batch_statistics(options, self.views, self.before),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +89,16 @@ class BatchPreparation:
         """
         packed = merge_turns(samples) if sequences is None else sequences
         shares = self.policy.shares_prefixes
-        # Layers that are computed again keep only inputs, and each row's keys are as large; what
-        # was measured for `memory_gb` is a row that shares nothing.
-        groups = plan_micro_batches(
+        batches = micro_batches(
+            samples,
             packed,
             self.config.micro_batch_tokens,
-            shares=shares and not self.policy.recomputes and self.config.memory_gb is None,
+            self.policy.device,
+            # Layers that are computed again keep only inputs, and each row's keys are as large;
+            # what was measured for `memory_gb` is a row that shares nothing.
+            groups_alike=shares and not self.policy.recomputes and self.config.memory_gb is None,
+            shares=shares,
         )
-        temperatures = [sample.temperature if comparable(sample) else 1.0 for sample in samples]
-        batches = [
-            build_micro_batch(group, self.policy.device, temperatures, shares=shares)
-            for group in groups
-        ]
         before = self._score_before(batches)
         reference = [self._reference_logprobs(batch) for batch in batches]
         start_kls = self._start_kls(batches, before, reference)
@@ -190,3 +212,57 @@ def support_of(view: TurnView) -> TurnSupport:
     """The support of a view whose objective has one."""
     assert view.support is not None
     return view.support
+
+
+def batch_statistics(
+    options: ObjectiveOptions, views: Sequence[TurnView], before: Sequence[TurnScores] | None
+) -> BatchStatistics:
+    """What `options` ask for; raises ValueError without the pass that it needs."""
+    if not isinstance(options, HindsightOpd) or not options.needs_batch_statistics:
+        return NO_STATISTICS
+    if before is None:
+        raise ValueError("statistics of the batch need a pass of the student before the step")
+    valid_SR = pad_rows([view.opd_valid for view in views], 0.0)
+    mask_SR = pad_rows([torch.ones_like(view.opd_valid) for view in views], 0.0)
+    gaps = [
+        teacher_advantages(view.teacher, score.logprobs, options)
+        for view, score in zip(views, before, strict=True)
+    ]
+    gap_SR = pad_rows(gaps, 0.0)
+    # A token without a finite log-prob of the trainer leaves the loss, and its moments.
+    valid_SR = valid_SR * torch.isfinite(gap_SR)
+    gap_SR = torch.where(valid_SR > 0, gap_SR, torch.zeros_like(valid_SR))
+    mean, std, unnormalised = float("nan"), float("nan"), float("nan")
+    if options.normalise:
+        found = normalise(gap_SR, valid_SR)
+        # Too few tokens, or all alike: left as they are.
+        mean, std = (float(found.mean), float(found.std)) if found.applied else (0.0, 1.0)
+        gap_SR, unnormalised = found.values, float(found.num_unnormalised)
+    if options.surrogate != "m2po":
+        return BatchStatistics(gap_mean=mean, gap_std=std, unnormalised=unnormalised)
+    reward_SR = pad_rows([view.reward_advantage for view in views], 0.0)
+    train_SR = pad_rows([score.logprobs_sampled for score in before], 0.0)
+    finite_SR = torch.isfinite(train_SR)
+    train_SR, mask_SR = (
+        torch.where(finite_SR, train_SR, torch.zeros_like(train_SR)),
+        mask_SR * finite_SR,
+    )
+    clip = m2po_clip(
+        train_SR,
+        _comparable(pad_rows([view.rollout for view in views], float("nan")), train_SR),
+        options.opd_coef * gap_SR + options.reward_coef * reward_SR,
+        mask_SR,
+        budget=options.second_moment_budget,
+    )
+    return BatchStatistics(
+        gap_mean=mean,
+        gap_std=std,
+        unnormalised=unnormalised,
+        clip_low=clip.clip_low,
+        clip_high=clip.clip_high,
+    )
+
+
+def _comparable(rollout_SR: Tensor, train_SR: Tensor) -> Tensor:
+    """A token that cannot be compared has ratio 1."""
+    return torch.where(torch.isfinite(rollout_SR), rollout_SR, train_SR)

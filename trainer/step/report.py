@@ -1,9 +1,10 @@
 """What an update, and the attempt that it is part of, report to the store, the metrics and the
-caller.
+caller, and what an update must not leave out.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import Counter
@@ -17,12 +18,20 @@ from records.names import DropReason
 from records.reading.summary import VoteSummary
 from records.turns.recording import RecordingKind
 from records.types import Logprobs, ReadySample, SampleResult
+from rollout_bridge.rehearsal.kinds import counts_by_kind, kind_of
 from rollout_bridge.scoring.scoring_metrics import drop_metric
+from trainer.batch.collate import comparable
+from trainer.batch.reward_view import reward_facts, reward_metrics
+from trainer.batch.token_batch import BatchTotals, Correction
+from trainer.batch.views import TeachingPlan, teaching_metrics
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected
-from trainer.objectives.options import ObjectiveOptions
-from trainer.objectives.policy.combined import term_ratio
+from trainer.errors import DistillationOffError
+from trainer.objectives.frame import expected_means
+from trainer.objectives.options import HindsightOpd, ObjectiveOptions
+from trainer.objectives.policy.policy_gradient import term_ratio
+from trainer.step.preparation import PreparedBatch
 
 STATISTIC_KEYS = frozenset(
     {
@@ -217,3 +226,78 @@ def _result(sample: ReadySample, staleness: int, advantages: Logprobs) -> Sample
         advantage_abs_max=float(np.abs(finite).max()),
         advantages=advantages,
     )
+
+
+def expected_keys(config: TrainerConfig, correction: Correction) -> frozenset[str]:
+    """Metrics that every update reports; one that is missing stops training."""
+    return (
+        expected_means(config.objective)
+        | correction.expected_keys
+        | STATISTIC_KEYS
+        | {"loss", "opd/kl_loss", "entropy_loss", "rollout_comparable_frac"}
+        | {"tis", "tis_abs", "tis_clipfrac"}
+        | ({"kl_loss", "kl/clamped_frac"} if config.beta_kl > 0 else set())
+    )
+
+
+def batch_metrics(
+    total: BatchTotals,
+    samples: Sequence[ReadySample],
+    prepared: PreparedBatch,
+    plan: TeachingPlan,
+    config: TrainerConfig,
+) -> dict[str, float]:
+    """Statistics of a pass over `samples`, and counts of what they were."""
+    tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
+    batches, options = prepared.batches, config.objective
+    compared = reward_facts(samples, prepared.start_kls)
+    facts = reward_metrics(compared, options)
+    if isinstance(options, HindsightOpd) and options.normalise:
+        facts["opd/unnormalised_tokens"] = total.unnormalised
+    ratios = term_ratios(total.reduced, options, config.beta_kl)
+    return (
+        total.statistics()
+        | facts
+        | ratios
+        | teaching_metrics(samples, prepared.views, plan)
+        | lesson_metrics(samples, total)
+        | {
+            "opd/num_eligible_samples": float(total.num_taught_turns),
+            "opd/kd_coef": options.kd_coef,
+            "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
+            "guard/nonfinite_tokens": nonfinite,
+            "guard/rejected_tokens": total.rejected_tokens,
+            "guard/empty_batch": float(tokens == 0),
+            "guard/teacher_invalid_turns": 0.0,
+            "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
+            "turns": float(len(samples)),
+            "tokens": tokens,
+            "sequences": float(sum(len(batch.sequences) for batch in batches)),
+            "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
+        }
+    )
+
+
+def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
+    """Raise DistillationOffError for an update that does not report one of these."""
+    missing = expected - metrics.keys()
+    if missing:
+        raise DistillationOffError(f"the update did not report {sorted(missing)}")
+    has_tokens = metrics["guard/empty_batch"] == 0 and metrics["opd/num_eligible_samples"] > 0
+    if has_tokens and metrics["opd/frac_tokens_with_kd"] == 0:
+        raise DistillationOffError("samples are eligible, but no token has a teacher's score")
+
+
+def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
+    """For a batch with lessons: how many of each kind and of each hint, and by kind the mean
+    |teacher - student| of the tokens that have a teacher, in nats. Empty for a batch without
+    lessons.
+    """
+    if all(sample.lesson is None for sample in samples):
+        return {}
+    places: dict[str, list[int]] = {}
+    for place, sample in enumerate(samples):
+        places.setdefault(kind_of(sample), []).append(place)
+    counts = counts_by_kind(samples)
+    gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
+    return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}

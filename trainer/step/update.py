@@ -16,30 +16,24 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from records.lessons.names import LessonKind
 from records.names import DropReason
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
 from trainer.batch.collate import MicroBatch
-from trainer.batch.correction import Correction
-from trainer.batch.sampling_scores import Older, is_known
-from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
-from trainer.batch.statistics import BatchTotals, batch_statistics
-from trainer.batch.teach import TeachingPlan, unteachable
-from trainer.batch.token_batch import BatchContext, assemble
-from trainer.batch.views import TurnView
+from trainer.batch.side_sampling import Older, is_known, lacks_side_samples, with_side_samples
+from trainer.batch.token_batch import BatchTotals, Correction, assemble
+from trainer.batch.views import TeachingPlan, TurnView, unteachable
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import Policy
 from trainer.model.teacher_models import EmaTeacher
 from trainer.model.token_states import LogprobModel, TokenRequest
-from trainer.objectives.batch import GlobalCounts
+from trainer.objectives.batch import NO_COUNTS, GlobalCounts
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
-from trainer.step.learning_rate import learning_rate_at
-from trainer.step.lessons import teaches
 from trainer.step.memory_plan import is_beyond
 from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
-from trainer.step.report import UpdateReport
-from trainer.step.update_metrics import batch_metrics, check_keys, expected_keys
+from trainer.step.report import UpdateReport, batch_metrics, check_keys, expected_keys
 
 
 class Updater:
@@ -236,19 +230,12 @@ class Updater:
     def accumulate(self, prepared: PreparedBatch) -> BatchTotals:
         """Gradients of the whole batch, one micro-batch at a time."""
         self.optimizer.zero_grad(set_to_none=True)
-        statistics = batch_statistics(self.options, prepared.views, prepared.before)
-        total = BatchTotals(unnormalised=statistics.unnormalised)
-        views, before = prepared.views, prepared.before
-        planned = GlobalCounts(turns=0, sequences=0, tokens=0.0)
+        views = prepared.views
+        context = prepared.context(self.options, self._correction)
+        total = BatchTotals(unnormalised=context.statistics.unnormalised)
+        planned = NO_COUNTS
         for batch in prepared.batches:
             planned = planned + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
-        context = BatchContext(
-            views=views,
-            before=before,
-            correction=self._correction,
-            whole=self._correction.whole_batch(views, before),
-            statistics=statistics,
-        )
         for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):
             now = self.policy.token_logprobs(
                 batch.ids_BT, batch.mask_BT, batch.temperatures_BT, self._request(batch, views)
@@ -340,3 +327,39 @@ def loss_settings(config: TrainerConfig) -> LossSettings:
         beta_entropy=config.beta_entropy,
         horizon=config.aggregation_horizon,
     )
+
+
+def learning_rate_at(step: int, config: TrainerConfig) -> float:
+    """The rate of step `step` (0 is the first): up linearly over the warm-up, then by its style.
+
+    linear and cosine fall from the peak to 0 at `max_steps`, like Megatron's styles of these names
+    with that many decay iterations.
+    """
+    warmup, peak = config.warmup_steps, config.learning_rate
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if config.lr_decay_style == "constant":
+        return peak
+    assert config.max_steps is not None
+    done = min(1.0, (step - warmup) / (config.max_steps - warmup))
+    if config.lr_decay_style == "linear":
+        return peak * (1 - done)
+    return peak * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _hinted_places(samples: Sequence[ReadySample]) -> list[int]:
+    """Places of the samples whose teacher reads a hint. Counter- and keep-lessons hold the policy
+    to the start: their small gaps do not mean that a batch teaches nothing.
+    """
+    return [place for place, one in enumerate(samples) if one.lesson in (None, LessonKind.HINT)]
+
+
+def teaches(samples: Sequence[ReadySample], totals: BatchTotals, floor: float) -> bool:
+    """Whether the mean |teacher - student| of a batch's hinted samples is more than `floor`, the
+    noise in nats. A batch without any undoes what ended hints taught or wins open wishes back: a
+    measurement decides when that is enough, so its mean need not be above the noise, only above 0.
+    """
+    hinted = _hinted_places(samples)
+    if hinted:
+        return totals.mean_gap_of(hinted) > floor
+    return totals.mean_gap_of(range(len(samples))) > 0.0

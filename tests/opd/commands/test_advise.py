@@ -16,7 +16,7 @@ from opd.run import config as run_config
 from opd.run.config import RunConfig
 from opd.run.defaults import single_machine
 from tests.trainer.tiny import save_model
-from trainer.objectives.rollout_correction import health
+from trainer.objectives.rollout_correction import settings as correction_settings
 
 FRESH = {
     "rollout_corr/kl_fresh": 1e-6,
@@ -111,7 +111,7 @@ def test_tokens_behind_tools_are_compared_with_the_others(values) -> None:
 
 
 def test_each_warning_has_its_remedy_and_says_how_often_it_came(values) -> None:
-    assert {bound.metric for bound in health._BOUNDS} == set(_REMEDIES)
+    assert {bound.metric for bound in correction_settings._BOUNDS} == set(_REMEDIES)
     found = told(config(values), {}, {"rollout_corr/chi2_token": 3.0}, {})
     [warned] = [one for question, one in found.items() if "chi2_token" in question]
     assert "(1 of 3 steps)" in warned.seen

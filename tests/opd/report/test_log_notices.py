@@ -40,7 +40,7 @@ def test_new_warnings_of_the_product_are_told_once(tmp_path: Path) -> None:
         "Traceback: no line of a log\n",
         line("WARNING", "opd.rehearsal.worker", "rehearsal waits 2.0 s: judge: refused"),
     )
-    write(tmp_path, "trainer", line("WARNING", "trainer.step.lessons", "a step of turns alone"))
+    write(tmp_path, "trainer", line("WARNING", "trainer.step.update", "a step of turns alone"))
     write(tmp_path, "proxy", line("ERROR", "rollout_bridge.worker", "unavailable, turns are kept"))
     assert notices.new() == [
         "proxy: unavailable, turns are kept",
@@ -66,7 +66,7 @@ def test_many_kinds_are_cut_and_said_to_be(tmp_path: Path) -> None:
     assert notices.new()[-1] == f"and 2 other warnings: see {tmp_path}"
 
 
-@pytest.mark.parametrize("name", ["trainer.step.lessons", "opd.rehearsal.worker"])
+@pytest.mark.parametrize("name", ["trainer.step.update", "opd.rehearsal.worker"])
 async def test_serve_prints_them_as_the_processes_log_them(tmp_path: Path, name: str) -> None:
     """In the very form that `opd.processes.beginning` gives a log."""
     told = io.StringIO()

@@ -7,14 +7,15 @@ import statistics
 from dataclasses import replace
 
 import pytest
+import torch
 from pydantic import ValidationError
 
 from records.training.outcome_rewards import as_reward
 from records.types import NO_HISTORY, PastAnswer, PastSession, PromptHistory, SessionOutcome
-from trainer.batch.prompt_groups import RewardFacts, pass_rates
+from trainer.batch.comparisons import RewardFacts, pass_rates
 from trainer.batch.reward_view import (
-    eligibility_metrics,
     eligible_turns,
+    length_metrics,
     reward_advantages,
     reward_metrics,
 )
@@ -169,9 +170,7 @@ def test_failures_of_prompts_that_rarely_pass_learn_from_the_teacher() -> None:
     ]
     # Of four answers to a one passed, of b two, and c's own passed.
     assert eligible_turns(batch, set_) == [True, False, False]
-    assert eligibility_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(
-        1 / 3
-    )
+    assert reward_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(1 / 3)
 
 
 def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
@@ -316,3 +315,19 @@ def test_no_session_is_compared_without_an_outcome() -> None:
 def test_what_outcomes_do_not_go_with_is_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         options(**values)
+
+
+def test_lengths_of_right_and_wrong_answers():
+    lengths = torch.tensor([0, 10, 20, 100])
+    correct = torch.tensor([float("nan"), 1.0, 1.0, 0.0])
+    metrics = length_metrics(lengths, correct)
+    assert metrics["length/mean"] == 32.5
+    assert (metrics["length/min"], metrics["length/max"], metrics["length/p50"]) == (0, 100, 15)
+    assert metrics["length/empty_frac"] == 0.25
+    assert metrics["length/wrong_minus_correct"] == pytest.approx(85.0)
+
+
+def test_what_there_is_none_of_is_nan_not_zero():
+    metrics = length_metrics(torch.zeros(0), torch.zeros(0))
+    assert all(math.isnan(value) for value in metrics.values())
+    assert math.isnan(length_metrics(torch.ones(1), torch.ones(1))["length/wrong_mean"])

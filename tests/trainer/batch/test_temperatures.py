@@ -13,18 +13,15 @@ import torch
 
 from rollout_bridge.merging import PackedSequence, TurnSpan
 from tests.trainer.tiny import load, sample
-from trainer.batch.collate import MicroBatch, build_micro_batch
-from trainer.batch.correction import Correction
-from trainer.batch.statistics import batch_statistics
-from trainer.batch.teach import TurnSupport
-from trainer.batch.token_batch import Assembled, BatchContext, assemble
-from trainer.batch.turn_scores import TurnScores, score_responses
-from trainer.batch.views import TurnView
+from trainer.batch.collate import MicroBatch, TurnScores, build_micro_batch, score_responses
+from trainer.batch.token_batch import Assembled, BatchContext, Correction, assemble
+from trainer.batch.views import TurnSupport, TurnView
 from trainer.config import TrainerConfig
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import NO_STATISTICS
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings, rejection_rule
+from trainer.step.preparation import batch_statistics
 from trainer.step.update import Updater
 
 # Log-probs of two tokens by temperature and time; the engine's come last.

@@ -15,10 +15,9 @@ from tests.trainer.objectives.every_objective import (
     rows,
     with_leaves,
 )
-from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.batch import GlobalCounts
-from trainer.objectives.frame import LossSettings, objective_loss
-from trainer.objectives.registry import expected_means
+from trainer.objectives.frame import LossSettings, expected_means, objective_loss
+from trainer.objectives.names import AggregationMode
 
 SETTINGS = LossSettings(beta_kl=0.3, kl_type="k2", beta_entropy=0.1)
 PLAIN = LossSettings(beta_kl=0.0)

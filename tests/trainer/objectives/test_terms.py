@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.trainer.objectives.every_objective import OBJECTIVES, random_batch
 from trainer.objectives.batch import BatchStatistics, Support, TokenBatch, select_finite
 from trainer.objectives.distributions.side_samples import stale_surrogate
-from trainer.objectives.frame import LossSettings, objective_loss
+from trainer.objectives.frame import LossSettings, objective_loss, objective_terms
 from trainer.objectives.options import (
     ForwardKlTopk,
     HindsightOpd,
@@ -27,7 +27,6 @@ from trainer.objectives.options import (
     SupervisedOpd,
     TopkTailReverseKl,
 )
-from trainer.objectives.registry import objective_terms
 
 # Policy over the policy before the step, at the sampling temperature; by turn, the geometric means
 # are 3/2 and 1/2.

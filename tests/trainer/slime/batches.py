@@ -13,8 +13,7 @@ from records.types import ReadySample, Teaching
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation
-from trainer.batch.collate import build_micro_batch
-from trainer.batch.turn_scores import score_batches
+from trainer.batch.collate import build_micro_batch, score_batches
 from trainer.model.policy import Policy
 
 TOP_K = 8

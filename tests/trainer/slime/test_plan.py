@@ -13,7 +13,7 @@ from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample, Teaching
 from tests.trainer.tiny import conversation
-from trainer.batch.teach import TeachingPlan, unteachable
+from trainer.batch.views import TeachingPlan, unteachable
 from trainer.config import TrainerConfig
 from trainer.slime.plan import (
     check_args,

@@ -9,7 +9,7 @@ import torch
 from records.names import DropReason, SideSource, TurnState
 from records.queue.side_samples import load_side_samples
 from records.types import VersionSpan
-from tests.trainer.batch.test_teach import table
+from tests.trainer.batch.test_views import table
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, opened, samples
 from tests.trainer.tiny import VOCAB, load, make_ready, save_model, states

@@ -1,23 +1,30 @@
+from __future__ import annotations
+
 import dataclasses
 import math
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
 from records.lessons.names import LessonKind
 from records.names import DropReason
+from records.types import ReadySample
 from rollout_bridge.merging import merge_turns
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation, load, random_ids, sample
-from trainer.batch.collate import build_micro_batch
-from trainer.batch.turn_scores import score_batches
+from trainer.batch.collate import build_micro_batch, score_batches
+from trainer.batch.token_batch import BatchTotals
 from trainer.calibration.calibrate import own_logprobs
 from trainer.config import LoraConfig, TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import WithoutAdapters
 from trainer.objectives.frame import objective_loss
-from trainer.step.update import Updater
+from trainer.step.update import Updater, learning_rate_at, teaches
 
 
 def make(folder, *, noise=0.0, reference=True, **options) -> Updater:
@@ -372,3 +379,60 @@ def test_samples_with_broken_scores_name_their_reason(folder):
         updater.unusable(dataclasses.replace(good, rollout_logprobs=broken))
         is DropReason.ROLLOUT_LOGPROBS_INVALID
     )
+
+
+def rates(**values: Any) -> list[float]:
+    config = TrainerConfig.model_validate({"learning_rate": 1.0, **values})
+    return [learning_rate_at(step, config) for step in range(config.max_steps or 6)]
+
+
+def test_constant_after_the_warmup() -> None:
+    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_ends_one_step_before_zero() -> None:
+    assert rates(lr_decay_style="linear", max_steps=4) == [1.0, 0.75, 0.5, 0.25]
+    assert rates(lr_decay_style="linear", max_steps=4, warmup_steps=2) == [0.5, 1.0, 1.0, 0.5]
+
+
+def test_cosine() -> None:
+    assert rates(lr_decay_style="cosine", max_steps=4) == pytest.approx(
+        [1, 0.8535534, 0.5, 0.1464466]
+    )
+    falling = rates(lr_decay_style="cosine", max_steps=50, warmup_steps=5)[5:]
+    assert all(before > after > 0 for before, after in pairwise(falling))
+
+
+@pytest.mark.parametrize("style", ["linear", "cosine"])
+def test_a_decay_needs_its_end(style: str) -> None:
+    with pytest.raises(ValidationError, match="needs max_steps"):
+        TrainerConfig.model_validate({"lr_decay_style": style})
+
+
+def test_a_warmup_ends_before_the_run() -> None:
+    with pytest.raises(ValidationError, match="less than max_steps 4"):
+        TrainerConfig.model_validate({"warmup_steps": 4, "max_steps": 4})
+
+
+HINT, COUNTER, KEEP = LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP
+
+
+@pytest.mark.parametrize(
+    ("lessons", "gaps", "taught"),
+    [
+        ([None, KEEP], [0.5, 0.0], True),
+        ([HINT, KEEP], [0.05, 9.0], False),
+        ([HINT, COUNTER], [math.nan, 9.0], False),
+        ([KEEP, KEEP], [0.05, 0.0], True),
+        ([KEEP, KEEP], [0.0, 0.0], False),
+        ([KEEP], [math.nan], False),
+    ],
+)
+def test_hinted_samples_are_held_against_the_noise_and_keep_lessons_against_nothing(
+    lessons: list[LessonKind | None], gaps: list[float], taught: bool
+) -> None:
+    samples = [SimpleNamespace(lesson=one) for one in lessons]
+    totals = SimpleNamespace(
+        mean_gap_of=lambda places: sum(gaps[place] for place in places) / len(places)
+    )
+    assert teaches(cast(list[ReadySample], samples), cast(BatchTotals, totals), 0.1) is taught

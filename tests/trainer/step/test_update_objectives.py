@@ -13,7 +13,7 @@ from records.types import ReadySample, Teaching
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.step.test_update import largest_difference, mixed_batch, weights
 from tests.trainer.tiny import load, random_ids, save_model
-from trainer.batch.statistics import BatchTotals
+from trainer.batch.token_batch import BatchTotals
 from trainer.config import TrainerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.teacher_models import EmaTeacher

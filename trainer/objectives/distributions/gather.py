@@ -1,4 +1,4 @@
-"""What two supports of tokens have in common, and the precision of log-probs.
+"""What two supports of tokens have in common.
 
 Shapes: any leading [...], K and J support.
 """
@@ -7,11 +7,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-
-
-def at_least_float32(values: Tensor) -> Tensor:
-    """float16 and bfloat16 as float32; float32 and float64 as they are."""
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 @torch.no_grad()

@@ -15,8 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import selected
+from trainer.objectives.batch import TokenBatch, TokenTerms, selected
 from trainer.objectives.distributions.gather import shared_ids
+from trainer.objectives.distributions.kl import divergence_terms, needed_support
+from trainer.objectives.options import OverlapTopk
 from trainer.objectives.policy.ppo import ppo_clip
 
 Subset = Literal["student", "teacher", "overlap"]
@@ -122,3 +124,27 @@ def _in_support(
     finite = torch.isfinite(logprobs) & torch.isfinite(old_logprobs)
     finite = finite & torch.isfinite(teacher_logprobs)
     return finite if valid is None else finite & (valid > 0)
+
+
+def overlap_terms(batch: TokenBatch, options: OverlapTopk) -> TokenTerms:
+    """OpenClaw v2's clipped steps on a small support (ALGORITHMS 3.4)."""
+    support = needed_support(batch)
+    result = overlap_topk(
+        support.student_BTK,
+        support.old_BTK,
+        support.teacher_BTK,
+        support.valid_BTK,
+        difference_clip=options.difference_clip,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+    )
+    return divergence_terms(batch, options.opd_coef * result.loss, subset_reports(result))
+
+
+def subset_reports(result: OverlapTerms) -> dict[str, Tensor]:
+    """Means of steps on a support: the clipped share, tokens of it, |teacher - student|."""
+    return {
+        "opd/clipfrac": result.clipped,
+        "opd/subset_size": result.size,
+        "opd/absdiff": result.difference,
+    }

@@ -17,9 +17,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.gather import at_least_float32
-from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
-from trainer.objectives.distributions.tail_kl import comparable, kl_terms, with_tail
+from trainer.objectives.batch import TokenBatch, TokenTerms
+from trainer.objectives.distributions.kl import (
+    LOG_RATIO_LIMIT,
+    at_least_float32,
+    comparable,
+    divergence_terms,
+    kl_terms,
+    needed_support,
+    with_tail,
+)
+from trainer.objectives.options import SelfDistillation
 
 Rest = Literal["tail", "renormalise"]
 """What becomes of the tokens outside the support."""
@@ -79,3 +87,23 @@ def _complete(logprobs: Tensor, rest: Rest) -> Tensor:
     if rest == "renormalise":
         return logprobs - torch.logsumexp(logprobs, dim=-1, keepdim=True)
     raise ValueError(f"unknown rest {rest!r}; one of tail, renormalise")
+
+
+def self_distillation_terms(batch: TokenBatch, options: SelfDistillation) -> TokenTerms:
+    """SDPO's divergence, weighted by the sampled token's clipped ratio (ALGORITHMS 2.7)."""
+    support = needed_support(batch)
+    value_BT = self_distillation_divergence(
+        support.student_BTK,
+        support.teacher_BTK,
+        alpha=options.alpha,
+        rest="tail" if options.tail else "renormalise",
+        valid=support.valid_BTK,
+    )
+    means: dict[str, Tensor] = {"opd/divergence": value_BT.detach()}
+    if options.is_clip is not None:
+        weights = clipped_weights(
+            batch.logprobs_sampled_BT, batch.old_logprobs_sampled_BT, is_clip=options.is_clip
+        )
+        value_BT = value_BT * weights.weights
+        means["opd/is_capped_frac"] = weights.capped
+    return divergence_terms(batch, value_BT * batch.weights_BT.detach(), means)

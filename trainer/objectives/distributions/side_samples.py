@@ -17,7 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import selected
+from trainer.objectives.batch import TokenBatch, TokenTerms, selected
+from trainer.objectives.distributions.kl import divergence_terms, needed_support
+from trainer.objectives.options import SideSampleOptions
 from trainer.objectives.policy.ppo import ppo_clip
 
 AdvantageReference = Literal["current", "old"]
@@ -190,3 +192,33 @@ def _mean(values_BTM: Tensor, used_BTM: Tensor, weights_BTM: Tensor | None) -> T
     if weights_BTM is not None:
         return (values_BTM * selected(weights_BTM, used_BTM).detach()).sum(dim=-1)
     return values_BTM.sum(dim=-1) / used_BTM.sum(dim=-1).clamp(min=1)
+
+
+def side_sample_terms(batch: TokenBatch, options: SideSampleOptions) -> TokenTerms:
+    """Multi-sample Monte Carlo of KL(student || teacher), or of KL(teacher || student) (ALGORITHMS
+    5.2, 5.4).
+    """
+    support = needed_support(batch)
+    if options.direction == "forward":
+        value_BT = side_sample_forward_kl(
+            support.student_BTK, support.teacher_BTK, support.valid_BTK
+        )
+        return divergence_terms(batch, value_BT, {})
+    result = side_samples(
+        support.student_BTK,
+        support.old_BTK,
+        support.teacher_BTK,
+        support.valid_BTK,
+        advantage_reference=options.advantage_reference,
+        clip_low=options.clip,
+        clip_high=options.clip,
+        importance=options.importance,
+    )
+    samples = result.samples
+    means = {
+        "opd/side_ratio": samples.ratio.mean(dim=-1),
+        "opd/side_ratio_max": samples.ratio.amax(dim=-1),
+        "opd/side_advantage": samples.advantages.mean(dim=-1),
+        "opd/side_clipfrac": (samples.above + samples.below).mean(dim=-1),
+    }
+    return divergence_terms(batch, result.loss_BT, means)

@@ -16,8 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import selected
-from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk
+from trainer.objectives.batch import TokenBatch, TokenTerms, selected
+from trainer.objectives.distributions.kl import divergence_terms, needed_support
+from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk, subset_reports
+from trainer.objectives.options import SparseKl
 
 Direction = Literal["reverse", "forward", "skewed"]
 
@@ -109,3 +111,27 @@ def _elements(student: Tensor, teacher: Tensor, forward_share: float) -> Tensor:
     if forward_share == 0.0:
         return -student.exp() * gap
     return (forward_share * teacher.exp() - (1.0 - forward_share) * student.exp()) * gap
+
+
+def sparse_kl_terms(batch: TokenBatch, options: SparseKl) -> TokenTerms:
+    """KL on a finite cache of tokens (ALGORITHMS 5.4)."""
+    support = needed_support(batch)
+    if options.direction == "policy_gradient":
+        clipped = sparse_policy_gradient(
+            support.student_BTK, support.old_BTK, support.teacher_BTK, support.valid_BTK
+        )
+        return divergence_terms(batch, clipped.loss, subset_reports(clipped))
+    result = sparse_kl(
+        support.student_BTK,
+        support.teacher_BTK,
+        support.valid_BTK,
+        direction=options.direction,
+        alpha=options.alpha,
+        token_clip=options.token_clip,
+    )
+    means = {
+        "opd/student_mass": result.student_mass,
+        "opd/teacher_mass": result.teacher_mass,
+        "opd/token_clipfrac": result.clipped,
+    }
+    return divergence_terms(batch, result.loss, means)

@@ -6,17 +6,16 @@ gradients (g_k of id k's log-prob at temperature 1, g'_k of that at T):
     dz_v = (g_logsumexp - sum_k g_k) p_v - g_H p_v (log p_v + H) - (sum_k g'_k / T) q_v
            + sum over the k whose id is v of (g_k + g'_k / T)
 
-It is built in place of the tile's logits and added to the gradients of the hidden states and of
-the output layer at once. Tokens without a gradient are left out: a NaN there reaches nothing.
+It is built in place of the tile's logits and added to the gradients of the hidden states and of the
+output layer at once. Tokens without a gradient are left out: a NaN there reaches nothing.
 
-Shapes: N tokens, V vocabulary, H hidden size, K ids per token; n x c one tile.
-
-TokenState and Coefficients hold, per token, what the forward pass kept and what scales each part of
-the gradient: tensors [N] or [N, K], S of them also at temperature T.
+Shapes: N tokens, V vocabulary, H hidden size, K ids per token, S of them also at temperature T; n x
+c one tile.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -40,7 +39,7 @@ class _PerToken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenState(_PerToken):
-    """What the forward pass kept of each token; [N], ids [N, K]."""
+    """What the backward pass needs of each token; [N], ids [N, K]."""
 
     ids_NK: Tensor
     logsumexp_N: Tensor
@@ -50,7 +49,7 @@ class TokenState(_PerToken):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coefficients(_PerToken):
+class _Coefficients(_PerToken):
     """What multiplies p, -p (log p + H), q and the ones at the ids; None: there is no such part."""
 
     softmax_N: Tensor | None
@@ -66,7 +65,7 @@ class Coefficients(_PerToken):
         tempered_NS: Tensor | None,
         entropy_N: Tensor | None,
         logsumexp_N: Tensor | None,
-    ) -> Coefficients:
+    ) -> _Coefficients:
         """From the incoming gradients; those at T are of the first S ids."""
         softmax_N, tempered_N, picked_NK = logsumexp_N, None, logprobs_NK
         if logprobs_NK is not None:
@@ -98,7 +97,38 @@ class Coefficients(_PerToken):
         return torch.stack(found).any(dim=0) if found else None
 
 
-class LayerGradients:
+def layer_gradients(
+    tiles: LogitTiles,
+    state: TokenState,
+    incoming: Sequence[Tensor | None],
+    wanted: Sequence[bool],
+    dtype: torch.dtype,
+) -> list[Tensor | None]:
+    """Gradients of hidden states (in `dtype`), weight and bias, each None if not `wanted`, from the
+    `incoming` ones of log-probs, log-probs at T, entropy and logsumexp; all None without any.
+    """
+    logprobs_NK, tempered_NS, entropy_N, logsumexp_N = incoming
+    coefficients = _Coefficients.of(state, logprobs_NK, tempered_NS, entropy_N, logsumexp_N)
+    active_N = coefficients.active_N()
+    if active_N is None:
+        return [None] * 3
+    hidden_NH, index_M = tiles.hidden_NH, None
+    if not bool(active_N.all()):
+        index_M = active_N.nonzero().squeeze(1)
+        tiles, state = tiles.select(index_M), state.rows(index_M)
+        coefficients = coefficients.rows(index_M)
+    wants_hidden, wants_weight, wants_bias = wanted
+    sums = _LayerGradients(tiles, hidden=wants_hidden, weight=wants_weight, bias=wants_bias)
+    with torch.autocast(hidden_NH.device.type, enabled=False):
+        sums.add_all(tiles, state, coefficients)
+    gradient_NH = None if sums.hidden_NH is None else sums.hidden_NH.to(dtype)
+    if gradient_NH is not None and index_M is not None:
+        zeros_NH = torch.zeros_like(hidden_NH, dtype=dtype)
+        gradient_NH = zeros_NH.index_copy_(0, index_M, gradient_NH)
+    return [gradient_NH, sums.weight_VH, sums.bias_V]
+
+
+class _LayerGradients:
     """Sums over tiles; a gradient that is not wanted stays None."""
 
     def __init__(self, tiles: LogitTiles, *, hidden: bool, weight: bool, bias: bool):
@@ -112,7 +142,7 @@ class LayerGradients:
         )
         self.bias_V = tiles.hidden_NH.new_zeros(layer.shape[0]) if bias else None
 
-    def add_all(self, tiles: LogitTiles, state: TokenState, coefficients: Coefficients) -> None:
+    def add_all(self, tiles: LogitTiles, state: TokenState, coefficients: _Coefficients) -> None:
         """Every tile of the vocabulary by every slice of the tokens."""
         builder = _TileBuilder(tiles, coefficients)
         for tile in tiles.vocab_tiles():
@@ -156,7 +186,7 @@ class LayerGradients:
 class _TileBuilder:
     """Turns tiles of logits into gradients with respect to them, in the same few buffers."""
 
-    def __init__(self, tiles: LogitTiles, parts: Coefficients):
+    def __init__(self, tiles: LogitTiles, parts: _Coefficients):
         def needed(condition: bool) -> Buffer | None:
             return tiles.buffer() if condition else None
 
@@ -167,7 +197,9 @@ class _TileBuilder:
         self._entropy = needed(parts.entropy_N is not None)
         self._slope = needed(tiles.softcap is not None)
 
-    def build(self, rows: slice, tile: VocabTile, state: TokenState, parts: Coefficients) -> Tensor:
+    def build(
+        self, rows: slice, tile: VocabTile, state: TokenState, parts: _Coefficients
+    ) -> Tensor:
         """[n, c] gradient of this tile's logits, before the softcap."""
         logits_nc = self._tiles.logits(rows, tile, self._logits)
         slope_nc = None
@@ -203,7 +235,7 @@ def _tempered(
 
 
 def _plain(
-    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, parts: Coefficients
+    logits_nc: Tensor, buffer: Buffer | None, state: TokenState, parts: _Coefficients
 ) -> None:
     """In place: p (coefficient - g_H (log p + H))."""
     logits_nc.sub_(state.logsumexp_N.unsqueeze(1))

@@ -14,18 +14,16 @@ Shapes: N tokens, V vocabulary, H hidden size, K ids per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-# Fastest of those measured by benchmarks/logprob_memory.py on a CPU; a float32 tile is 32 MiB.
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from trainer.objectives.linear.gradients import Coefficients, LayerGradients, TokenState
-from trainer.objectives.linear.statistics import TokenStatistics
-from trainer.objectives.linear.tiles import LogitTiles
+from trainer.objectives.linear.gradients import TokenState, layer_gradients
+from trainer.objectives.linear.tiles import LogitTiles, token_values
 
+# Fastest of those measured by benchmarks/logprob_memory.py on a CPU; a float32 tile is 32 MiB.
 CHUNK_TOKENS = 1024
 CHUNK_VOCAB = 8192
 
@@ -215,31 +213,28 @@ class LinearLogprobsFunction(torch.autograd.Function):
         inverse_N = None
         if temperatures_N is not None:
             inverse_N = temperatures_N.to(tiles.hidden_NH.dtype).reciprocal()
-        statistics = TokenStatistics(
-            tiles, ids_NK, inverse_N, want_entropy=options.want_entropy, top_k=options.top_k
+        found = token_values(
+            tiles,
+            ids_NK,
+            inverse_N,
+            sampled_columns=options.sampled_columns,
+            want_entropy=options.want_entropy,
+            top_k=options.top_k,
         )
-        # Autocast would round the logits too coarsely for log-probs.
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            statistics.add_all(tiles)
-        logsumexp_N = statistics.logsumexp_N()
-        tempered_N = statistics.tempered_logsumexp_N()
-        entropy_N = statistics.entropy_N()
-        tempered_NS = statistics.tempered_logprobs(
-            statistics.picked_NK[:, : options.sampled_columns]
-        )
-        top_NK = statistics.logprobs(statistics.top_NK)
         ctx.save_for_backward(
-            *(hidden_NH, weight_VH, bias_V),
-            *(ids_NK, logsumexp_N, entropy_N, inverse_N, tempered_N),
+            *(hidden_NH, weight_VH, bias_V, ids_NK),
+            *(found.logsumexp_N, found.entropy_N, inverse_N, found.tempered_logsumexp_N),
         )
         ctx.options = options
         ctx.set_materialize_grads(False)
-        fixed = [statistics.top_ids_NK, top_NK]
-        if entropy_N is not None and not options.entropy_gradient:
-            fixed.append(entropy_N)
+        fixed = [found.top_ids_NK, found.top_NK]
+        if found.entropy_N is not None and not options.entropy_gradient:
+            fixed.append(found.entropy_N)
         ctx.mark_non_differentiable(*fixed)
-        logprobs_NK = statistics.logprobs(statistics.picked_NK)
-        return logprobs_NK, tempered_NS, entropy_N, logsumexp_N, statistics.top_ids_NK, top_NK
+        return (
+            *(found.logprobs_NK, found.tempered_NS, found.entropy_N, found.logsumexp_N),
+            *(found.top_ids_NK, found.top_NK),
+        )
 
     @staticmethod
     @once_differentiable
@@ -252,25 +247,10 @@ class LinearLogprobsFunction(torch.autograd.Function):
             inverse_temperatures_N=kept[2],
             tempered_logsumexp_N=kept[3],
         )
-        logprobs_NK, tempered_NS, entropy_N, logsumexp_N, *_ = gradients
-        coefficients = Coefficients.of(state, logprobs_NK, tempered_NS, entropy_N, logsumexp_N)
-        active_N = coefficients.active_N()
-        if active_N is None:
-            return (None,) * 6
         tiles = ctx.options.tiles(hidden_NH, weight_VH, bias_V)
-        index_M = None
-        if not bool(active_N.all()):
-            index_M = active_N.nonzero().squeeze(1)
-            tiles, state = tiles.select(index_M), state.rows(index_M)
-            coefficients = coefficients.rows(index_M)
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        sums = LayerGradients(tiles, hidden=wants_hidden, weight=wants_weight, bias=wants_bias)
-        with torch.autocast(hidden_NH.device.type, enabled=False):
-            sums.add_all(tiles, state, coefficients)
-        gradient_NH = sums.hidden_NH
-        if gradient_NH is not None:
-            gradient_NH = gradient_NH.to(hidden_NH.dtype)
-            if index_M is not None:
-                gradient_NH = torch.zeros_like(hidden_NH).index_copy_(0, index_M, gradient_NH)
-        gradient_V = None if sums.bias_V is None or bias_V is None else sums.bias_V.to(bias_V.dtype)
-        return gradient_NH, sums.weight_VH, gradient_V, None, None, None
+        gradient_NH, gradient_VH, gradient_V = layer_gradients(
+            tiles, state, gradients[:4], ctx.needs_input_grad[:3], hidden_NH.dtype
+        )
+        if gradient_V is not None and bias_V is not None:
+            gradient_V = gradient_V.to(bias_V.dtype)
+        return gradient_NH, gradient_VH, gradient_V, None, None, None

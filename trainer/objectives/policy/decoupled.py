@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.kl import log_ratio
-from trainer.objectives.policy.ppo import PpoTerms, comparable_ratio, ppo_clip
+from trainer.objectives.distributions.kl import comparable_ratio, log_ratio
+from trainer.objectives.policy.ppo import PpoTerms, ppo_clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

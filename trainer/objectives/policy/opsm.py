@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trainer.objectives.aggregate import selected, sequence_means
+from trainer.objectives.batch import selected, sequence_means
 
 OpsmScope = Literal["token", "sequence"]
 

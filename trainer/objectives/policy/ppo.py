@@ -1,7 +1,7 @@
 """Surrogates per token from a ratio of log-probs: PPO's clip, with optional dual clip and a
-detached weight; REINFORCE with a detached weight and no clip; and the ratio to the rollout engine.
+detached weight; and REINFORCE with a detached weight and no clip.
 
-Formulas: ALGORITHMS 2.2, 4.5 (iii) and 6.1. Any shape; it knows no masks and no reduction.
+Formulas: ALGORITHMS 2.2 and 4.5 (iii). Any shape; it knows no masks and no reduction.
 """
 
 from __future__ import annotations
@@ -82,16 +82,6 @@ def clipped_surrogate(
         clipped_lower=clipped_lower.detach(),
         kl=-log_ratios.detach(),
     )
-
-
-@torch.no_grad()
-def comparable_ratio(train_logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
-    """exp(clip(lo - lr, +-20)), 1 where the rollout log-prob is NaN. Both are at the SAMPLE's
-    temperature.
-    """
-    log_ratios = log_ratio(train_logprobs, rollout_logprobs)
-    missing = torch.isnan(rollout_logprobs)
-    return torch.exp(torch.where(missing, torch.zeros_like(log_ratios), log_ratios))
 
 
 def pure_is(logprobs: Tensor, advantages: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -1,5 +1,5 @@
 """Rollout correction: importance weights, rejection and veto for samples from another policy.
 
 Formulas: ALGORITHMS 4. The one entry is `correct_rollout` in `correct`; options are in `settings`,
-by name in `presets`, by verl's names in `verl_names`.
+and what a configuration calls them in `config`.
 """

@@ -1,6 +1,7 @@
-"""Options of rollout correction, validated on construction, and what its modes mean.
+"""Options of rollout correction, validated on construction, what its modes mean, and within which
+bounds its metrics are healthy.
 
-Facts: ALGORITHMS 4.1 to 4.5 and 9 items 9 to 11. Every bound on a ratio is on r = trainer over
+Facts: ALGORITHMS 4.1 to 4.6 and 9 items 9 to 11. Every bound on a ratio is on r = trainer over
 rollout engine. It imports no torch, because the configuration builds these.
 """
 
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.objectives.rollout_correction.nearest import unknown_name
+from trainer.objectives.names import unknown_name
 
 Level = Literal["token", "sequence"]
 LEVELS = ("token", "sequence")
@@ -205,3 +206,54 @@ MODES: Mapping[str, ModeTraits] = {
     "bypass": ModeTraits(train_logprobs="current", clip_anchor="rollout", applies_weights=False),
     "pure_is": ModeTraits(train_logprobs="current", clip_anchor=None, applies_weights=True),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bound:
+    """A metric is healthy within [low, high]; otherwise `problem` says what that means."""
+
+    metric: str
+    problem: str
+    low: float = float("-inf")
+    high: float = float("inf")
+
+
+_BOUNDS = (
+    _Bound(
+        metric="rollout_is_mean_raw", low=0.5, high=2.0, problem="mean importance weight far from 1"
+    ),
+    _Bound(
+        metric="rollout_is_eff_sample_size_unclamped",
+        low=0.3,
+        problem="weights concentrate on few tokens",
+    ),
+    _Bound(metric="rollout_is_veto_fraction", high=0.1, problem="too many sequences vetoed"),
+    _Bound(
+        metric="rollout_is_std_unclamped",
+        high=1.0,
+        problem="importance weights spread too widely",
+    ),
+    _Bound(
+        metric="kl_fresh", low=-0.1, high=0.1, problem="trainer and rollout engine are far apart"
+    ),
+    _Bound(metric="kl", low=-0.1, high=0.1, problem="the policy has moved since it sampled these"),
+    _Bound(metric="chi2_token", high=1.0, problem="the distribution has shifted severely"),
+)
+
+
+def health_warnings(metrics: Mapping[str, float]) -> tuple[str, ...]:
+    """One line per metric out of its bounds; names with or without the prefix `rollout_corr/`.
+
+    `kl_fresh` is over tokens that the newest weights sampled: only those show whether engine and
+    trainer agree. If these do not, there is no warning that the policy has moved (`kl`).
+    """
+    found = {
+        bound.metric: f"rollout_corr/{bound.metric} = {value:.4g}: {bound.problem}"
+        for bound in _BOUNDS
+        if (value := metrics.get(f"rollout_corr/{bound.metric}", metrics.get(bound.metric)))
+        is not None
+        and (value < bound.low or value > bound.high)
+    }
+    if "kl_fresh" in found:
+        found.pop("kl", None)
+    return tuple(found.values())

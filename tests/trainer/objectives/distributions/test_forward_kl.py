@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.live import support_logprobs, top_ids
-from trainer.objectives.distributions.forward_kl import forward_kl_topk
+from trainer.objectives.distributions.kl import forward_kl_topk
 
 STUDENT = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64).log()
 TEACHER = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64).log()

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.objectives.distributions.gather import at_least_float32, overlap_counts, shared_ids
+from trainer.objectives.distributions.gather import overlap_counts, shared_ids
 
 
 def test_overlap_of_unordered_sets_leaves_empty_places_out():
@@ -15,9 +15,3 @@ def test_overlap_of_unordered_sets_leaves_empty_places_out():
 def test_shapes_must_agree():
     with pytest.raises(ValueError, match="last dimension"):
         shared_ids(torch.zeros(2, 5), torch.zeros(3, 5))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_narrow_types_are_computed_in_float32(dtype):
-    wanted = torch.float64 if dtype == torch.float64 else torch.float32
-    assert at_least_float32(torch.zeros(1, dtype=dtype)).dtype == wanted

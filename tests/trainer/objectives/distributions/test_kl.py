@@ -1,8 +1,13 @@
 import pytest
 import torch
 
-from trainer.objectives.distributions.kl import k3_clamped, kl_estimate, kl_with_ratio
-from trainer.objectives.distributions.kl_names import canonical_kl_name, validate_kl_loss_name
+from trainer.objectives.distributions.kl import (
+    at_least_float32,
+    k3_clamped,
+    kl_estimate,
+    kl_with_ratio,
+)
+from trainer.objectives.names import canonical_kl_name, validate_kl_loss_name
 
 
 def test_worked_numbers():
@@ -64,3 +69,9 @@ def test_gradient_goes_through_the_ratio_and_the_kl():
 def test_extreme_ratios_stay_finite():
     old, new = torch.tensor([-1e3, 0.0]), torch.tensor([0.0, -1e3])
     assert torch.isfinite(kl_with_ratio(torch.tensor([1.0, 1.0]), new, old)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_narrow_types_are_computed_in_float32(dtype):
+    wanted = torch.float64 if dtype == torch.float64 else torch.float32
+    assert at_least_float32(torch.zeros(1, dtype=dtype)).dtype == wanted

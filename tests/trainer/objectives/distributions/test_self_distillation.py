@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.aggregate import token_weights, weighted_sum
+from trainer.objectives.batch import token_weights, weighted_sum
 from trainer.objectives.distributions.self_distillation import (
     clipped_weights,
     self_distillation_divergence,

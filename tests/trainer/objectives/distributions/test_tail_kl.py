@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.trainer.live import support_logprobs
-from trainer.objectives.distributions.tail_kl import (
+from trainer.objectives.distributions.kl import (
     comparable,
     kl_terms,
     tail_logprob,

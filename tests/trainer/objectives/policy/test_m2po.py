@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.aggregate import selected
+from trainer.objectives.batch import selected
 from trainer.objectives.policy.m2po import m2po_clip
 from trainer.objectives.policy.ppo import ppo_clip
 

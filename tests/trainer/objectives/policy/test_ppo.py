@@ -2,9 +2,10 @@ import pytest
 import torch
 
 from tests.trainer.golden import cases
-from trainer.objectives.aggregate import token_weights, weighted_sum
+from trainer.objectives.batch import token_weights, weighted_sum
+from trainer.objectives.distributions.kl import comparable_ratio
 from trainer.objectives.policy.decoupled import composed_weights
-from trainer.objectives.policy.ppo import comparable_ratio, ppo_clip, pure_is
+from trainer.objectives.policy.ppo import ppo_clip, pure_is
 
 
 def test_worked_numbers():

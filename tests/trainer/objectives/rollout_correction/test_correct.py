@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tests.trainer.objectives.rollout_correction.worked import MASK, ROLLOUT, TRAIN
+from trainer.objectives.rollout_correction.config import PRESET_NAMES, preset
 from trainer.objectives.rollout_correction.correct import correct_rollout
-from trainer.objectives.rollout_correction.presets import PRESET_NAMES, preset
 from trainer.objectives.rollout_correction.settings import (
     RolloutCorrectionSettings,
     rejection_rule,

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.objectives.policy.combined import combined_advantages, term_ratio
+from trainer.objectives.policy.policy_gradient import combined_advantages, term_ratio
 
 NAN = float("nan")
 

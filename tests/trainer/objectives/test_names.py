@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from trainer.objectives.validation import (
+from trainer.objectives.names import (
     check_kl_terms,
     check_loss_mode,
 )
@@ -55,5 +55,5 @@ def test_two_kl_terms_are_warned_of_unless_both_are_asked_for():
 
 
 def test_configuration_can_check_without_torch():
-    code = "import sys, trainer.objectives.validation; sys.exit('torch' in sys.modules)"
+    code = "import sys, trainer.objectives.names; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

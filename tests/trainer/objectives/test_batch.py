@@ -1,14 +1,14 @@
 import pytest
 import torch
 
-from trainer.objectives.aggregate import (
+from trainer.objectives.batch import (
     count_turns,
     selected,
     sequence_means,
     token_weights,
     weighted_sum,
 )
-from trainer.objectives.aggregation_names import AggregationMode
+from trainer.objectives.names import AggregationMode
 
 NAN = float("nan")
 VALUES = torch.tensor([[1.0, 2.0, 3.0, NAN], [5.0, NAN, NAN, NAN], [NAN, NAN, NAN, NAN]])

@@ -1,14 +1,65 @@
-"""Combinations of options that are mathematically wrong, refused before any model is loaded.
+"""Names that a configuration chooses from: KL estimators, reductions, what may serve as a loss, and
+the error for a name that is none of them.
 
-Rules: ALGORITHMS 2.4 and 7.1. A check raises a ValueError of one line that says what to choose
-instead, or returns a warning of one line, or None. It imports no torch, because the configuration
-calls it.
+Combinations that are mathematically wrong are refused before any model is loaded (ALGORITHMS 2.4,
+7.1): a check raises a ValueError of one line that says what to choose instead, or returns a warning
+of one line, or None. It imports no torch, because the configuration calls it.
 """
 
 from __future__ import annotations
 
-from trainer.objectives.distributions.kl_names import KL_NAMES, canonical_kl_name
-from trainer.objectives.rollout_correction.nearest import unknown_name
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Literal, TypeAlias
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
+    """A ValueError that names the nearest valid name, or all of them where none is near."""
+    names = sorted(known)
+    close = get_close_matches(str(name), names, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    return ValueError(f"unknown {kind} {name!r}; {hint}")
+
+
+AggregationMode: TypeAlias = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+    "turn-mean-token-mean",
+    "seq-mean-turn-mean",
+]
+
+
+_ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
+KL_NAMES = frozenset({"k1", "abs", "k2", "k3", *_ALIASES})
+
+
+def canonical_kl_name(name: str) -> tuple[str, bool]:
+    """(`k1` | `abs` | `k2` | `k3`, whether a `+` asks for the straight-through gradient).
+
+    Raises ValueError for a name that is none of these or their aliases.
+    """
+    straight_through = name.endswith("+")
+    base = name.removesuffix("+")
+    if base not in KL_NAMES:
+        raise ValueError(f"unknown KL estimator {name!r}; known: {sorted(KL_NAMES)}, each also +")
+    return _ALIASES.get(base, base), straight_through
+
+
+def validate_kl_loss_name(name: str) -> None:
+    """Raise ValueError for an estimator whose gradient as a loss does not depend on the reference.
+
+    k1's gradient is 1 for every token (ALGORITHMS 7.1); its alias `kl` is rejected too.
+    """
+    base, straight_through = canonical_kl_name(name)
+    if base == "k1" and not straight_through:
+        raise ValueError(
+            f"{name!r} as a loss has a gradient that ignores the reference; "
+            "use low_var_kl, k2, abs or k1+"
+        )
+
 
 TOPK_MODES = frozenset({"forward_kl_topk", "topk_tail_reverse_kl"})
 LOSS_MODES = frozenset({*KL_NAMES, *(f"{name}+" for name in KL_NAMES), *TOPK_MODES})

@@ -3,8 +3,7 @@
 import pytest
 
 from records.types import SessionOutcome
-from trainer.batch.process_rewards import process_advantages, utilities
-from trainer.batch.prompt_groups import RewardFacts
+from trainer.batch.comparisons import RewardFacts, process_advantages, utilities
 
 
 def turn(session: str, number: int, outcome: float | None, *values: float | None) -> RewardFacts:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.batch.statistics import batch_statistics
 from trainer.objectives.options import HindsightOpd
+from trainer.step.preparation import batch_statistics
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from tests.rollout_bridge.model_families import FAMILIES, VOCAB, WINDOW, save_mo
 from tests.trainer.model.test_frozen_weights import with_random_adapters
 from trainer.config import LoraConfig
 from trainer.model.policy import Policy, WithoutAdapters
-from trainer.model.shared_prefix import shared_length
+from trainer.model.token_states import shared_length
 
 COMMON = 64 + WINDOW
 """Tokens that the rows begin with: more than a window, and enough to be worth it."""

@@ -12,10 +12,9 @@ from records.names import DropReason, SideSource
 from records.types import ReadySample, Teaching
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import VOCAB, load, random_ids, sample, save_model
-from trainer.batch.collate import build_micro_batch
+from trainer.batch.collate import build_micro_batch, score_batches
 from trainer.batch.side_sampling import lacks_side_samples, with_side_samples
-from trainer.batch.teach import TeachingPlan, teach, unteachable
-from trainer.batch.turn_scores import score_batches
+from trainer.batch.views import TeachingPlan, teach, unteachable
 from trainer.objectives.options import (
     ForwardKlTopk,
     HindsightOpd,

@@ -1,0 +1,229 @@
+"""What a turn's reward is compared with: earlier answers to its prompt, other sessions that began
+alike, and the values of its session's turns.
+
+How often a prompt passes, and how long an answer to it may be: an answer passes if its reward is
+above 0. Sessions compared with each other: each is one answer to a task, and all of its turns share
+its advantage. What each turn of a session added: the outcome at the last turn; before that, how
+much more the next turn's prompt was worth than its own (ALGORITHMS 8.5, 8.6). It knows no tokens
+and no options.
+
+Shapes: N turns, S sessions, T turns of the longest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from records.training.outcome_rewards import as_reward
+from records.types import (
+    NO_HISTORY,
+    UNKNOWN_OUTCOME,
+    PastAnswer,
+    PromptHistory,
+    SessionOutcome,
+)
+from trainer.rewards.groups import group_ids, group_pass_rates
+from trainer.rewards.grpo import stepwise_advantages
+from trainer.rewards.length import next_anchor
+from trainer.rewards.process_value import marginal_utilities
+from trainer.rewards.token_preserving import token_preserving_advantages
+
+ANCHOR_ANSWERS = 8
+"""Answers per pass rate that can set an anchor."""
+EASY_PASS_RATE = 0.5
+"""A prompt that passes at least this often counts as easy in metrics."""
+_NO_STEP = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardFacts:
+    """A turn as rewards compare it; `prompt_key` is equal for equal prompts of one scope, `length`
+    counts the tokens of the response. `start_kl`: the response's log-prob under the policy minus
+    that under the frozen start, in nats; None if not asked for. `session_id` and `session` are its
+    conversation and the outcome and values of that.
+    """
+
+    reward: float | None
+    step_index: int
+    prompt_key: Hashable
+    length: int
+    turn_id: str = ""
+    is_cut: bool = False
+    history: PromptHistory = NO_HISTORY
+    start_kl: float | None = None
+    session_id: str = ""
+    session: SessionOutcome = UNKNOWN_OUTCOME
+
+
+def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
+    """The turns, followed by the earlier answers to their prompts, none of them twice."""
+    batch = {one.turn_id for one in facts}
+    answers: dict[Hashable, dict[str, PastAnswer]] = {}
+    for one in facts:
+        found = answers.setdefault(one.prompt_key, {})
+        for answer in one.history.recent:
+            if answer.turn_id not in batch:
+                found.setdefault(answer.turn_id, answer)
+    past = [
+        RewardFacts(
+            reward=answer.reward,
+            step_index=_NO_STEP,
+            prompt_key=prompt_key,
+            length=answer.length,
+        )
+        for prompt_key, found in answers.items()
+        for answer in found.values()
+    ]
+    return [*facts, *past]
+
+
+def pass_rates(facts: Sequence[RewardFacts]) -> Tensor:
+    """Of each turn's prompt, earlier answers included [N]; NaN for a turn without a reward."""
+    return rates_among(with_past(facts))[: len(facts)]
+
+
+def rates_among(everything: Sequence[RewardFacts]) -> Tensor:
+    """The pass rate of each prompt among only these [N]; NaN for a turn without a reward."""
+    rewards = reward_tensor(everything)
+    known = torch.isfinite(rewards)
+    rates = torch.full_like(rewards, float("nan"))
+    if bool(known.any()):
+        groups = group_ids([one.prompt_key for one in everything])
+        rates[known] = group_pass_rates(rewards[known], groups[known])
+    return rates
+
+
+def reward_tensor(facts: Sequence[RewardFacts]) -> Tensor:
+    """Float64 [N]; NaN for a turn without a reward."""
+    values = [float("nan") if one.reward is None else one.reward for one in facts]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
+    """The mean length of the answers to a prompt when it first passes often (ALGORITHMS 8.8); None
+    before. `first` are the first answers to it, oldest first.
+    """
+    anchor = None
+    for answers in _pooled(first):
+        passed = sum(answer.reward is not None and answer.reward > 0 for answer in answers)
+        anchor = next_anchor(
+            anchor,
+            pass_rate=passed / len(answers),
+            mean_length=sum(answer.length for answer in answers) / len(answers),
+        )
+    return anchor
+
+
+def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
+    """Groups of ANCHOR_ANSWERS, in order; a smaller rest waits for more answers."""
+    for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
+        yield list(answers[start : start + ANCHOR_ANSWERS])
+
+
+def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> list[float]:
+    """(o - mean) / (std + 1e-6) of each turn's session, among all sessions that began with the same
+    prompt, including earlier ones, each counted once (ALGORITHMS 8.7). A session that is alone gets
+    0. Raises ValueError for a turn whose session has no outcome.
+    """
+    outcomes, starts = _sessions(facts)
+    if not outcomes:
+        return []
+    rewards = torch.tensor([as_reward(one) for one in outcomes.values()], dtype=torch.float64)
+    groups = group_ids([starts[session_id] for session_id in outcomes])
+    found = stepwise_advantages(rewards, groups, divide_by_std=divide_by_std)
+    of_sessions = dict(zip(outcomes, found.tolist(), strict=True))
+    return [of_sessions[one.session_id] for one in facts]
+
+
+def compared_share(facts: Sequence[RewardFacts]) -> float:
+    """The share of turns whose session is compared with another one; NaN without turns."""
+    outcomes, starts = _sessions(facts)
+    if not facts:
+        return math.nan
+    sizes: dict[Hashable, int] = {}
+    for session_id in outcomes:
+        sizes[starts[session_id]] = sizes.get(starts[session_id], 0) + 1
+    return sum(sizes[starts[one.session_id]] > 1 for one in facts) / len(facts)
+
+
+def _sessions(
+    facts: Sequence[RewardFacts],
+) -> tuple[dict[str, float], dict[str, Hashable]]:
+    """The outcome of each session, those of the batch first, and the prompt that it began with."""
+    outcomes: dict[str, float] = {}
+    starts: dict[str, Hashable] = {}
+    for one in facts:
+        if one.session.outcome is None:
+            raise ValueError(f"turn {one.turn_id}: its session has no outcome")
+        outcomes[one.session_id] = one.session.outcome
+        starts[one.session_id] = one.session.start or one.session_id
+    for one in facts:
+        for past in one.session.past:
+            if past.session_id not in outcomes:
+                outcomes[past.session_id] = past.outcome
+                starts[past.session_id] = one.session.start
+    return outcomes, starts
+
+
+def process_advantages(facts: Sequence[RewardFacts]) -> list[float]:
+    """The advantage of each turn: outcomes and utilities are normalised separately over the
+    sessions of the batch, then each turn gets the sum of its own and of all later ones.
+
+    A turn outside the conversation that was valued, and the turns of a session without values, get
+    only their outcome. Raises ValueError for a turn whose session has no outcome.
+    """
+    if not facts:
+        return []
+    rewards: dict[str, list[float]] = {}
+    for one in facts:
+        if one.session.outcome is None:
+            raise ValueError(f"turn {one.turn_id}: its session has no outcome")
+        outcome = as_reward(one.session.outcome)
+        rewards.setdefault(one.session_id, [*_utilities(one), outcome])
+    longest = max(map(len, rewards.values()))
+    # Right-aligned: the outcome is in the last column of every session.
+    padded = [[0.0] * (longest - len(row)) + row for row in rewards.values()]
+    mask = [[0.0] * (longest - len(row)) + [1.0] * len(row) for row in rewards.values()]
+    found_ST = token_preserving_advantages(
+        torch.tensor(padded, dtype=torch.float64), torch.tensor(mask, dtype=torch.float64)
+    ).advantages
+    rows = {session_id: found_ST[place] for place, session_id in enumerate(rewards)}
+    return [float(rows[one.session_id][_column(one, longest)]) for one in facts]
+
+
+def _utilities(one: RewardFacts) -> list[float]:
+    """What each valued turn of the session except the last added; 0, which counts as no reward,
+    where a value is unknown.
+    """
+    values = [value for _, value in one.session.values]
+    if len(values) < 2:
+        return []
+    known = torch.tensor(
+        [float("nan") if value is None else value for value in values], dtype=torch.float64
+    )
+    return torch.nan_to_num(marginal_utilities(known), nan=0.0).tolist()
+
+
+def _column(one: RewardFacts, longest: int) -> int:
+    """The column of a turn: the last, minus the number of turns after it."""
+    turn_ids = [turn_id for turn_id, _ in one.session.values]
+    if one.turn_id not in turn_ids:
+        return longest - 1
+    return longest - len(turn_ids) + turn_ids.index(one.turn_id)
+
+
+def utilities(facts: Sequence[RewardFacts]) -> list[float]:
+    """What each turn added, if the values of its own and of the next prompt are known."""
+    found = []
+    for one in facts:
+        values = one.session.values
+        for (turn_id, value), (_, following) in itertools.pairwise(values):
+            if turn_id == one.turn_id and value is not None and following is not None:
+                found.append(following - value)
+    return found
