@@ -21,6 +21,7 @@ from fastapi import FastAPI
 
 from api_proxy.config import ProxyConfig
 from api_proxy.server.connections import protocol_of
+from api_proxy.server.listening import MOST_WAITING
 from api_proxy.turns import TurnService
 
 logger = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ _SWITCH_S = 0.001
 if there are several.
 """
 _MOST_ACCEPTED = 32
-"""Connections that one callback of the event loop accepts; thousands at once would block it."""
-_MOST_WAITING = 2048
-"""Connections that wait in the kernel to be accepted."""
+"""Connections that one callback of the event loop accepts; thousands at once would block it. A
+worker of several accepts one: the others may be idle.
+"""
 
 
 class ProxyServer(uvicorn.Server):
@@ -50,7 +51,7 @@ class ProxyServer(uvicorn.Server):
                 app,
                 host=config.host,
                 port=config.port,
-                backlog=_MOST_ACCEPTED,
+                backlog=_MOST_ACCEPTED if config.workers == 1 else 1,
                 http=protocol_of(config, app.state.service.metrics.refusals),
                 # Agents pause between turns: a connection closed under them costs a retry.
                 timeout_keep_alive=75,
@@ -81,7 +82,8 @@ class ProxyServer(uvicorn.Server):
         for server in self.servers:
             for listener in server.sockets:
                 with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(_MOST_WAITING)
+                    same.listen(MOST_WAITING)
+        self._service.deps.sharing.set_answering(True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn's handler of signals."""
