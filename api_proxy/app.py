@@ -66,7 +66,7 @@ def create_app(deps: ProxyDeps) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = TurnService(deps)
-    app.state.started = deps.sharing.started
+    app.state.started = deps.clock()
     app.state.now = now.NowFeed(app.state.service)
     app.state.ring, app.state.logins = ring, logins
     for one in _ROUTERS:

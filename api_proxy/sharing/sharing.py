@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import secrets
 import struct
-import time
 
 from api_proxy.sharing.memory import Memory
 from api_proxy.sharing.table import Shape, Table
@@ -32,8 +31,8 @@ _SHAPES = {
     "logins_of_key": Shape(buckets=64, value_bytes=50 * 32),
 }
 _LAYOUT = hashlib.blake2b(repr(_SHAPES).encode(), digest_size=16).digest()
-_HEAD = struct.Struct("<16sd32s")
-"""Layout, unix seconds when it was made, random bytes."""
+_HEAD = struct.Struct("<16s32s")
+"""Layout, random bytes."""
 _COUNTER = struct.Struct("<Q")
 _SEAT = struct.Struct("<dII")
 """When the worker's oldest spilled record was made (0: none waits); whether it answers; how often
@@ -56,7 +55,7 @@ class Sharing:
         self._memory = memory
         self.number = number
         self.workers = workers
-        layout, self.started, self.secret = _HEAD.unpack_from(memory.bytes)
+        layout, self.secret = _HEAD.unpack_from(memory.bytes)
         if layout != _LAYOUT:
             raise OtherProgram("the program has changed since the endpoint was started: restart it")
         tables: dict[str, Table] = {}
@@ -151,7 +150,7 @@ def process_name(number: int) -> str:
 
 
 def _filled(memory: Memory) -> Memory:
-    _HEAD.pack_into(memory.bytes, 0, _LAYOUT, time.time(), secrets.token_bytes(32))
+    _HEAD.pack_into(memory.bytes, 0, _LAYOUT, secrets.token_bytes(32))
     return memory
 
 
