@@ -22,7 +22,13 @@ from opd.processes.proxy_workers import Worker, start_endpoint, workers_warnings
 from opd.processes.shared import client_of, policy_client, rendering_of
 from opd.processes.supervisor import Supervisor
 from opd.run.config import RunConfig
-from opd.run.start_checks import check_listening, check_spill, check_store, check_traces
+from opd.run.start_checks import (
+    check_listening,
+    check_spill,
+    check_spill_file,
+    check_store,
+    check_traces,
+)
 from records.store import Store
 from rollout_bridge import tracing
 from trainer.errors import ConfigError, StartupError
@@ -51,7 +57,10 @@ def run_proxy(
         check_listening("proxy", config.proxy.host, config.proxy.port)
         check_store(config.store)
         check_traces()
-    check_spill(config.store)
+    if own is None:
+        check_spill(config.store)
+    else:
+        check_spill_file(config.store)
     if own is None and config.proxy.workers > 1:
         asyncio.run(_serve_by_workers(config, config_file, overrides))
         return
