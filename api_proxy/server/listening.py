@@ -1,9 +1,9 @@
 """The sockets of an endpoint that has several workers.
 
-Workers listen on one socket that they have inherited: a new connection goes to a worker that is
-idle, and what waits to be accepted outlives a worker. With SO_REUSEPORT, each would have a queue of
-its own: the kernel fills it whether or not the worker is busy, and resets what is in it when the
-worker dies.
+Workers listen on one socket that they have inherited, so that what waits to be accepted outlives a
+worker, and a busy one leaves it to the others. With SO_REUSEPORT, each would have a queue of its
+own: the kernel fills it by the clients' addresses whether or not the worker is busy, and resets
+what is in it when the worker dies.
 """
 
 from __future__ import annotations

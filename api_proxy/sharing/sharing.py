@@ -34,9 +34,9 @@ _LAYOUT = hashlib.blake2b(repr(_SHAPES).encode(), digest_size=16).digest()
 _HEAD = struct.Struct("<16s32s")
 """Layout, random bytes."""
 _COUNTER = struct.Struct("<Q")
-_SEAT = struct.Struct("<dII")
+_SEAT = struct.Struct("<dIIQ")
 """When the worker's oldest spilled record was made (0: none waits); whether it answers; how often
-it was started.
+it was started; its connections.
 """
 _COUNTER_AT = 64
 _SEATS_AT = 128
@@ -84,8 +84,8 @@ class Sharing:
         """In a worker. Raises OtherProgram."""
         memory = Memory(_SIZE, descriptor)
         found = cls(memory, number, workers)
-        *_, life = _SEAT.unpack_from(memory.bytes, _seat(number))
-        struct.pack_into("<II", memory.bytes, _seat(number) + 8, False, life + 1)
+        _, _, life, _ = _SEAT.unpack_from(memory.bytes, _seat(number))
+        struct.pack_into("<IIQ", memory.bytes, _seat(number) + 8, False, life + 1, 0)
         return found
 
     @property
@@ -125,6 +125,19 @@ class Sharing:
             _SEAT.unpack_from(self._memory.bytes, _seat(number))[2] % 2**16
             for number in range(1, self.workers + 1)
         ]
+
+    def set_connections(self, number: int) -> None:
+        """Tell the others how many connections this worker has."""
+        struct.pack_into("<Q", self._memory.bytes, _seat(self.number) + 16, number)
+
+    def fewest_connections(self) -> int | None:
+        """Of the other workers that answer."""
+        seats = (
+            _SEAT.unpack_from(self._memory.bytes, _seat(number))
+            for number in range(1, self.workers + 1)
+            if number != self.number
+        )
+        return min((found for _, answers, _, found in seats if answers), default=None)
 
     def set_waiting_since(self, at: float | None) -> None:
         """Tell the others when the oldest record was made that this worker still keeps outside the
