@@ -11,7 +11,9 @@ on what else runs: of the whole process, its children and threads included. Lowe
 are LiteLLM's figure over this one's, with the lowest and highest of the rounds.
 
 With --workers, this proxy with so many workers is compared with itself with one, and nothing else
-is started: processor time and requests per second, and how the requests were shared out.
+is started: processor time and requests per second, and how the requests were shared out. Each
+worker gets as many conversations at a time as the one has alone: the more it answers at once, the
+less a request costs, because commits are shared.
 """
 
 from __future__ import annotations
@@ -269,12 +271,16 @@ async def _measure_workers(sides: list[Side], given: argparse.Namespace) -> str:
         async def talk(side: Side) -> None:
             await _conversation(session, side, next(numbers))
 
+        at_once = dict(
+            zip((side.name for side in sides), (AT_ONCE, AT_ONCE * given.workers), strict=True)
+        )
         for side in sides:
             await _cost(side, 4 * AT_ONCE, talk)  # what only first requests do
         for _ in track(range(given.rounds), description="rounds"):
             for side in random.sample(sides, len(sides)):
                 began = time.perf_counter()
-                costs[side.name].append(await _cost(side, given.conversations, talk) / TURNS)
+                cost = await _cost(side, given.conversations, talk, at_once[side.name])
+                costs[side.name].append(cost / TURNS)
                 took_s = time.perf_counter() - began - REST_S
                 rates[side.name].append(given.conversations * TURNS / took_s)
         await asyncio.sleep(6)  # all workers have written their metrics
@@ -293,8 +299,10 @@ async def _measure_workers(sides: list[Side], given: argparse.Namespace) -> str:
     return "\n".join([*shown, "", *of_workers])
 
 
-async def _cost(side: Side, number: int, do: Callable[[Side], Awaitable[None]]) -> float:
-    """Microseconds of processor time for each of `number` units, AT_ONCE at a time."""
+async def _cost(
+    side: Side, number: int, do: Callable[[Side], Awaitable[None]], at_once: int = AT_ONCE
+) -> float:
+    """Microseconds of processor time for each of `number` units, so many at a time."""
     before = _cpu_s(side.pid)
     todo = iter(range(number))
 
@@ -302,7 +310,7 @@ async def _cost(side: Side, number: int, do: Callable[[Side], Awaitable[None]]) 
         for _ in todo:
             await do(side)
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(work() for _ in range(at_once)))
     await asyncio.sleep(REST_S)  # what is done after an answer counts, too
     return 1e6 * (_cpu_s(side.pid) - before) / number
 
