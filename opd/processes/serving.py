@@ -87,7 +87,7 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
     console.print(serve_line(config), highlight=False, soft_wrap=True)
     await _refuse_open_door(config, folder)
     for warning in (*run_warnings(config.trainer), *workers_warnings(config.proxy)):
-        console.print(f"[yellow]{warning}[/]")
+        console.print(f"[yellow]{warning}[/]", soft_wrap=True)
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
     async with Run(config, folder) as run, await Store.open(config.store) as store:
         await run.start_endpoint()
