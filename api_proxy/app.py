@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -63,10 +64,11 @@ __all__ = ["ProxyDeps", "create_app"]
 
 
 def create_app(deps: ProxyDeps) -> FastAPI:
-    """The application. While it runs, it closes idle sessions, deletes expired ones and stores what
-    was spilled; at its end, it commits what is waiting.
+    """The application. While it runs, it stores what was spilled, and the first worker of an
+    endpoint closes idle sessions and deletes expired ones; at its end, it commits what is waiting.
     """
-    ring, logins = KeyRing(deps.store, deps.config, deps.clock), Logins(deps.clock)
+    ring = KeyRing(deps.store, deps.config, deps.clock)
+    logins = Logins(deps.clock, deps.sharing)
     app = FastAPI(
         title="policy endpoint",
         lifespan=partial(_lifespan, deps=deps, ring=ring),
@@ -97,25 +99,34 @@ async def _lifespan(app: FastAPI, *, deps: ProxyDeps, ring: KeyRing) -> AsyncGen
     await service.spool.start()
     await ring.read()
     stop = asyncio.Event()
-    sweepers = asyncio.gather(
-        service.sessions.sweep(stop),
-        service.places.keep_usage(stop),
-        service.drop_watch.watch(stop),
-        index_texts(deps.store, stop),
-        retention.sweep(
-            Housekeeping(deps.store, deps.clock),
-            deps.store.config.retention,
-            service.metrics,
-            service.sessions,
-            stop,
-        ),
-    )
+    work = [service.places.keep_usage(stop), service.drop_watch.watch(stop)]
+    if service.worker_metrics is not None:
+        work.append(service.worker_metrics.keep_written(stop))
+    if deps.sharing.is_first:
+        work += _upkeep(service, stop)
+    sweepers = asyncio.gather(*work)
     yield
     stop.set()
     await sweepers
     await service.recorder.drain()
     await service.spool.close()
     service.workers.close()
+
+
+def _upkeep(service: TurnService, stop: asyncio.Event) -> list[Coroutine[Any, Any, None]]:
+    """What is done once for a store, until `stop`, however many workers there are."""
+    store = service.deps.store
+    return [
+        service.sessions.sweep(stop),
+        index_texts(store, stop),
+        retention.sweep(
+            Housekeeping(store, service.deps.clock),
+            store.config.retention,
+            service.metrics,
+            service.sessions,
+            stop,
+        ),
+    ]
 
 
 def _add_middleware(

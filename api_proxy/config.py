@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, Self, TypeAlias, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from api_proxy.sharing.sharing import MOST_WORKERS
 
 SidePreset: TypeAlias = Literal[
     "pings", "claude_code", "open_webui", "librechat", "codex", "opencode", "gemini_and_qwen_cli"
@@ -57,6 +59,12 @@ class ProxyConfig(BaseModel):
     """Address to listen on."""
     port: int = Field(default=8000, ge=0, le=65535)
     """Port to listen on; 0 lets the operating system choose."""
+    workers: int = Field(default=1, ge=1, le=MOST_WORKERS)
+    """Processes that serve the port together; one for each core that engine and trainer leave free
+    is enough. Requests of a conversation may reach any of them. The limits of keys hold for all
+    together; of `max_running`, `max_waiting`, `max_connections` and `max_bytes_in_progress` each
+    gets its share.
+    """
     allowed_origins: list[str] = Field(default_factory=list)
     """Web pages that may use the endpoint (CORS), by origin: `https://chat.example.com`; "*": all,
     once there are keys. None by default: browsers then keep every page out.
@@ -179,6 +187,33 @@ class ProxyConfig(BaseModel):
                     "'https://chat.example.com' or 'http://localhost:3000'"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _every_worker_has_a_place(self) -> Self:
+        if self.workers > self.max_running:
+            raise ValueError(
+                f"workers = {self.workers} is more than max_running = {self.max_running}: each "
+                "worker needs a place for a reply"
+            )
+        return self
+
+    def share_of(self, number: int) -> ProxyConfig:
+        """What worker `number` (from 1) may use. There is room for two of the longest bodies: a
+        tenant gets half of it.
+        """
+
+        def part(total: int) -> int:
+            return total // self.workers + (number <= total % self.workers)
+
+        bodies = max(part(self.max_bytes_in_progress), 2 * self.max_body_bytes)
+        return self.model_copy(
+            update={
+                "max_running": part(self.max_running),
+                "max_waiting": part(self.max_waiting),
+                "max_connections": max(part(self.max_connections), 1),
+                "max_bytes_in_progress": min(bodies, self.max_bytes_in_progress),
+            }
+        )
 
     @property
     def is_loopback(self) -> bool:

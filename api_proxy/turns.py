@@ -47,6 +47,8 @@ from api_proxy.reply.token_bytes import TokenBytes
 from api_proxy.request.completion import Completion
 from api_proxy.request.forcing import Constraint, ReplyShaper
 from api_proxy.request.sampling import reply_budget, sampling_params
+from api_proxy.server.worker_metrics import WorkerMetrics
+from api_proxy.sharing.sharing import Sharing
 from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
 from records.keys import Keys
@@ -75,7 +77,8 @@ class ProxyDeps:
     here. `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
     `run_status` reads the status of the whole run, as `opd status --json` prints it; None: not
     known here. `curves` is what this run and others measured step by step, and `why_stopped` reads,
-    in a thread, why training has stopped, None while it goes on.
+    in a thread, why training has stopped, None while it goes on. `sharing` is what this process has
+    in common with the other workers of its endpoint.
     """
 
     store: Store
@@ -93,6 +96,7 @@ class ProxyDeps:
     run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
     curves: Curves | None = None
     why_stopped: Callable[[], str | None] | None = None
+    sharing: Sharing = field(default_factory=Sharing.alone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class TurnService:
         for reply, is_streamed in (("streamed", True), ("whole", False)):
             gauge = self.metrics.longest_wait_s.labels(reply)
             gauge.set_function(partial(self._longest_wait_s, is_streamed))
-        self.limits = Limits(deps.clock, self.metrics)
+        self.limits = Limits(deps.clock, self.metrics, deps.sharing)
         self.workers = Workers(config.render_offload_chars)
         self.bodies = BodyBudget(config)
         keys = Keys(deps.store, deps.clock)
@@ -126,7 +130,9 @@ class TurnService:
         self.replies = OpenReplies()
         self.closing = asyncio.Event()
         """Set when the endpoint is told to stop."""
-        self.sessions = Sessions(deps.store, config.idle_timeout_s, config.sweep_interval_s)
+        self.sessions = Sessions(
+            deps.store, config.idle_timeout_s, config.sweep_interval_s, deps.sharing
+        )
         self._side_rules = rules_of(config)
         self._lineage = LineageFinder(
             deps.store,
@@ -134,6 +140,7 @@ class TurnService:
             config.link_candidates,
             {rule.name for rule in self._side_rules if rule.is_summary},
             self.workers,
+            deps.sharing,
         )
         cache = TokenCache(config.token_cache_tokens)
         self._prompts = PromptBuilder(deps.store, deps.rendering, cache, self.workers)
@@ -147,8 +154,20 @@ class TurnService:
             lineage=self._lineage,
             metrics=self.metrics,
             retry_s=config.spill_retry_s,
+            sharing=deps.sharing,
         )
-        self.drop_watch = DropWatch(deps.store, self.metrics, config.sweep_interval_s)
+        self.drop_watch = DropWatch(
+            deps.store,
+            self.metrics,
+            config.sweep_interval_s,
+            says_later=deps.sharing.is_first,
+        )
+        self.worker_metrics: WorkerMetrics | None = None
+        """For the other workers of the endpoint, if there are any."""
+        if deps.sharing.workers > 1 and deps.metrics_folder is not None:
+            self.worker_metrics = WorkerMetrics(
+                self.metrics.registry, deps.metrics_folder, deps.sharing.number
+            )
         self.recorder = TurnRecorder(
             store=deps.store,
             sessions=self.sessions,

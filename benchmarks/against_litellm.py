@@ -1,6 +1,7 @@
 """What a request and a streamed token cost this proxy, LiteLLM's and a bare pass-through.
 
     python -m benchmarks.against_litellm [--rounds 5] [--conversations 40] [--tokens 500]
+    python -m benchmarks.against_litellm --workers 2
 
 Each stands in front of the same scripted engine as a process of its own: this one as `opd proxy`
 starts it, storing every turn; LiteLLM's with one worker and no database, in an environment of its
@@ -8,6 +9,11 @@ own (.venv-litellm, made at the first run); the pass-through is aiohttp and forw
 take turns within each round, in random order. The figure is processor time, which does not depend
 on what else runs: of the whole process, its children and threads included. Lower is better; ratios
 are LiteLLM's figure over this one's, with the lowest and highest of the rounds.
+
+With --workers, this proxy with so many workers is compared with itself with one, and nothing else
+is started: processor time and requests per second, and how the requests were shared out. Each
+worker gets as many conversations at a time as the one has alone: the more it answers at once, the
+less a request costs, because commits are shared.
 """
 
 from __future__ import annotations
@@ -58,6 +64,7 @@ AT_ONCE = 8
 REPLY_TOKENS = 16
 """Of a reply in a conversation."""
 START_S = 120.0
+REST_S = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +93,12 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=40, help="for a side and round")
     parser.add_argument("--tokens", type=int, default=500, help="of a streamed reply")
     parser.add_argument("--streams", type=int, default=16, help="for a side and round")
+    parser.add_argument("--workers", type=int, help="only compare so many workers with one")
     given = parser.parse_args()
     rendering = Rendering.load(str(LAB_MODEL), RendererConfig.model_validate(RENDERER))
+    if given.workers is not None:
+        print(_compared_workers(given, rendering))
+        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         sides = {
@@ -115,15 +126,7 @@ def _sides(
     engine = f"http://127.0.0.1:{engine_port}"
     _forked(stack, _run_engine, script, engine_port)
     _wait_for(f"{engine}/health")
-    folder.mkdir()
-    own = {"renderer": RENDERER, "policy": {"url": engine}, "proxy": {"port": own_port}}
-    config = resolve(merge(single_machine(str(LAB_MODEL), folder), own), None, [])
-    run_config.save(config, folder / "config.toml")
-    ours = _started(
-        stack,
-        [sys.executable, "-m", "opd.cli.app", "proxy", "--run", str(folder)],
-        folder / "ours.log",
-    )
+    ours = _own(stack, folder, engine, own_port)
     settings = folder / "litellm.yaml"
     settings.write_text(
         f"model_list:\n- model_name: {MODEL}\n  litellm_params:\n    model: openai/scripted\n"
@@ -152,6 +155,20 @@ def _sides(
         Side(name=OURS, url=f"{urls[0]}/v1", pid=ours),
         Side(name=THEIRS, url=f"{urls[1]}/v1", pid=theirs),
         Side(name=BARE, url=f"{urls[2]}/v1", pid=bare),
+    )
+
+
+def _own(stack: ExitStack, folder: Path, engine: str, port: int, workers: int = 1) -> int:
+    """This proxy, with a new store."""
+    folder.mkdir()
+    proxy = {"port": port, "workers": workers}
+    own = {"renderer": RENDERER, "policy": {"url": engine}, "proxy": proxy}
+    config = resolve(merge(single_machine(str(LAB_MODEL), folder), own), None, [])
+    run_config.save(config, folder / "config.toml")
+    return _started(
+        stack,
+        [sys.executable, "-m", "opd.cli.app", "proxy", "--run", str(folder)],
+        folder / "ours.log",
     )
 
 
@@ -221,8 +238,71 @@ async def _measure(
     return [chats, streams]
 
 
-async def _cost(side: Side, number: int, do: Callable[[Side], Awaitable[None]]) -> float:
-    """Microseconds of processor time for each of `number` units, AT_ONCE at a time."""
+def _compared_workers(given: argparse.Namespace, rendering: Rendering) -> str:
+    """One worker and several, in front of one engine."""
+    ids, texts = reply(rendering, REPLY_TOKENS)
+    script = Script(
+        reply_ids=(*ids, rendering.stop_token_ids[0]), texts=texts, first_s=0.02, pace_s=0.005
+    )
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        engine_port, *ports = free_ports(3)
+        engine = f"http://127.0.0.1:{engine_port}"
+        _forked(stack, _run_engine, script, engine_port)
+        _wait_for(f"{engine}/health")
+        sides = []
+        for workers, port in zip((1, given.workers), ports, strict=True):
+            of_side = folder / str(len(sides))
+            pid = _own(stack, of_side, engine, port, workers)
+            url = f"http://127.0.0.1:{port}"
+            _wait_for(f"{url}/readyz", of_side / "ours.log")
+            name = "1 worker" if workers == 1 else f"{workers} workers"
+            sides.append(Side(name=name, url=f"{url}/v1", pid=pid))
+        time.sleep(5)  # until all workers answer, and their metrics are there
+        return uvloop.run(_measure_workers(sides, given))
+
+
+async def _measure_workers(sides: list[Side], given: argparse.Namespace) -> str:
+    costs: dict[str, list[float]] = {side.name: [] for side in sides}
+    rates: dict[str, list[float]] = {side.name: [] for side in sides}
+    numbers = itertools.count()
+    async with aiohttp.ClientSession() as session:
+
+        async def talk(side: Side) -> None:
+            await _conversation(session, side, next(numbers))
+
+        at_once = dict(
+            zip((side.name for side in sides), (AT_ONCE, AT_ONCE * given.workers), strict=True)
+        )
+        for side in sides:
+            await _cost(side, 4 * AT_ONCE, talk)  # what only first requests do
+        for _ in track(range(given.rounds), description="rounds"):
+            for side in random.sample(sides, len(sides)):
+                began = time.perf_counter()
+                cost = await _cost(side, given.conversations, talk, at_once[side.name])
+                costs[side.name].append(cost / TURNS)
+                took_s = time.perf_counter() - began - REST_S
+                rates[side.name].append(given.conversations * TURNS / took_s)
+        await asyncio.sleep(6)  # all workers have written their metrics
+        async with session.get(sides[1].url.removesuffix("/v1") + "/metrics") as scraped:
+            lines = (await scraped.text()).splitlines()
+    one, several = (side.name for side in sides)
+    shown = [f"{os.cpu_count()} cores", "", f"| | {one} | {several} | ratio |", "|---|---|---|---|"]
+    for what, found, unit in (("CPU per request", costs, "us"), ("requests", rates, "/s")):
+        ratios = [b / a for a, b in zip(found[one], found[several], strict=True)]
+        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
+        medians = " | ".join(f"{statistics.median(found[name]):.0f} {unit}" for name in found)
+        shown.append(f"| {what} | {medians} | {spread} |")
+    sizes = " | ".join(f"{_memory(side.pid):.0f} MiB" for side in sides)
+    shown.append(f"| resident memory, all processes | {sizes} | |")
+    of_workers = [line for line in lines if line.startswith('opd_requests_total{status="200"')]
+    return "\n".join([*shown, "", *of_workers])
+
+
+async def _cost(
+    side: Side, number: int, do: Callable[[Side], Awaitable[None]], at_once: int = AT_ONCE
+) -> float:
+    """Microseconds of processor time for each of `number` units, so many at a time."""
     before = _cpu_s(side.pid)
     todo = iter(range(number))
 
@@ -230,8 +310,8 @@ async def _cost(side: Side, number: int, do: Callable[[Side], Awaitable[None]]) 
         for _ in todo:
             await do(side)
 
-    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    await asyncio.sleep(0.3)  # what is done after an answer counts, too
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    await asyncio.sleep(REST_S)  # what is done after an answer counts, too
     return 1e6 * (_cpu_s(side.pid) - before) / number
 
 

@@ -6,11 +6,10 @@ Everything is looked up within the scope of one API key. It only reads; what fol
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from api_proxy.linking.linking import (
     Candidate,
@@ -26,16 +25,15 @@ from api_proxy.linking.linking import (
 )
 from api_proxy.linking.workers import Workers
 from api_proxy.reply.reply import turns_called_in
+from api_proxy.sharing.sharing import Sharing
 from records.messages import Message, calls_key, content_text, fingerprint, path_ids
 from records.store import Store
 from records.types import TurnRef
 
 LinkBy: TypeAlias = Callable[[Sequence[Message], int, Sequence[Candidate]], Link]
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
-_REMEMBERED = 10_000
-"""Turns whose next state is on its way to the store, or just got there."""
+_MOST_CLAIMS = 8
+"""How often a request is linked again because another one answered the same turn meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,18 +69,21 @@ class LineageFinder:
         max_candidates: int,
         summary_rules: Collection[str] = (),
         workers: Workers | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._store = store
         self._workers = workers or Workers(0)
         self._summary_rules = sorted(summary_rules)
         self._idle_timeout_s = idle_timeout_s
         self._max_candidates = max_candidates
-        self._answered: OrderedDict[str, None] = OrderedDict()
-        self._asked: OrderedDict[tuple[str, str | None], str] = OrderedDict()
+        sharing = sharing or Sharing.alone()
+        self._answered = sharing.answered
+        """Turns whose next state is on its way to the store, or just got there."""
+        self._asked = sharing.asked
         """What a prompt (node, named session) was linked to: a request that failed leaves no turn
         by which its retry could be recognised.
         """
-        self._left: OrderedDict[str, str] = OrderedDict()
+        self._left = sharing.left
         """Sessions of first requests that got no answer, by their prompt's node: a client that
         gives up and asks again is still the same one.
         """
@@ -116,10 +117,48 @@ class LineageFinder:
             )
             if session_id is not None:
                 return first
-            left = self._left.pop(path[-1], None)
+            left = self._left.pop(path[-1])
             if left is not None:
-                return replace(first, session_id=left, is_repeated=True)
+                return replace(first, session_id=left.decode(), is_repeated=True)
             return replace(first, session_id=await self._session_of_summary(scope, messages, now))
+        found = partial(self._linked, scope, messages, path, index, session_id, now, parent_turn_id)
+        link = await found()
+        for _ in range(_MOST_CLAIMS):
+            if not has_next_state or self._claimed(link):
+                break
+            link = await found()
+        if link.parent is not None:
+            self._asked.put(_asked(path[-1], session_id), link.parent.turn_id.encode())
+        if session_id is None and link.parent is not None:
+            session_id = link.parent.session_id
+        elif link.ambiguous:
+            session_id = session_id or link.session_id
+        elif session_id is None:
+            # An edited answer matches no turn, but the messages before it may be known.
+            session_id = await self._store.session_of_nodes(scope, path)
+            session_id = session_id or await self._session_of_summary(scope, messages, now)
+        return Lineage(link=link, session_id=session_id, has_history=True)
+
+    def _claimed(self, link: Link) -> bool:
+        """Take the turn that a request answers, so that no other request does; False if another
+        one, perhaps of another worker, took it since the link was found.
+        """
+        if link.parent is None or not link.next_state:
+            return True
+        is_first = self._answered.add(link.parent.turn_id)
+        return is_first or link.retry or not is_unanswered(link.parent)
+
+    async def _linked(
+        self,
+        scope: str,
+        messages: Sequence[Message],
+        path: Sequence[str],
+        index: int,
+        session_id: str | None,
+        now: float,
+        parent_turn_id: str | None,
+    ) -> Link:
+        """The link of a request with an answer at `index`, by the surest way that finds one."""
         link = await self._by_path(scope, messages, path, index, session_id, parent_turn_id)
         if link.how == "none" and parent_turn_id is not None:
             link = await self._by_name(scope, messages, index, parent_turn_id)
@@ -131,19 +170,7 @@ class LineageFinder:
             link = await self._by_calls(scope, messages, index)
         if link.how == "none":
             link = await self._by_equal_calls(scope, messages, index, session_id, now)
-        if link.parent is not None:
-            _keep(self._asked, (path[-1], session_id), link.parent.turn_id)
-        if link.parent is not None and link.next_state and has_next_state:
-            self._remember(link.parent.turn_id)
-        if session_id is None and link.parent is not None:
-            session_id = link.parent.session_id
-        elif link.ambiguous:
-            session_id = session_id or link.session_id
-        elif session_id is None:
-            # An edited answer matches no turn, but the messages before it may be known.
-            session_id = await self._store.session_of_nodes(scope, path)
-            session_id = session_id or await self._session_of_summary(scope, messages, now)
-        return Lineage(link=link, session_id=session_id, has_history=True)
+        return link
 
     async def _by_path(
         self,
@@ -166,19 +193,20 @@ class LineageFinder:
             siblings,
             messages[index + 1 :],
             session_id,
-            asked_of=self._asked.get((path[-1], session_id)),
+            asked_of=self._asked_of(path, session_id),
         )
 
     def left(self, first_node: str, session_id: str) -> None:
         """Note that a first request got no answer: sent again, it continues the same session."""
-        _keep(self._left, first_node, session_id)
+        self._left.put(first_node, session_id.encode())
 
     def forget(self, turn_id: str) -> None:
         """The turn did not get the next state that `find` linked to it."""
-        self._answered.pop(turn_id, None)
+        self._answered.pop(turn_id)
 
-    def _remember(self, turn_id: str) -> None:
-        _keep(self._answered, turn_id, None)
+    def _asked_of(self, path: Sequence[str], session_id: str | None) -> str | None:
+        found = self._asked.get(_asked(path[-1], session_id))
+        return None if found is None else found.decode()
 
     def _current(self, refs: Sequence[TurnRef]) -> list[TurnRef]:
         """`refs`, updated with links made here that may not be committed yet.
@@ -187,7 +215,7 @@ class LineageFinder:
         answer the same turn, and the reaction to the other turn would be lost.
         """
         return [
-            replace(ref, has_next_state=True) if ref.turn_id in self._answered else ref
+            ref if self._answered.get(ref.turn_id) is None else replace(ref, has_next_state=True)
             for ref in refs
         ]
 
@@ -289,7 +317,7 @@ class LineageFinder:
         session_id: str | None,
     ) -> Link | None:
         """The turn that this exact prompt was linked to before, when it fitted only that one."""
-        turn_id = self._asked.get((path[-1], session_id))
+        turn_id = self._asked_of(path, session_id)
         refs = await self._store.turns_by_id(scope, [turn_id] if turn_id else [])
         if not refs:
             return None
@@ -334,8 +362,5 @@ def _size(messages: Sequence[Message]) -> int:
     )
 
 
-def _keep(memory: OrderedDict[Key, Value], key: Key, value: Value) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > _REMEMBERED:
-        memory.popitem(last=False)
+def _asked(node: str, session_id: str | None) -> str:
+    return f"{node} {session_id or ''}"

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from uuid import uuid4
 
+from api_proxy.sharing.sharing import Sharing
 from records.errors import StoreError
 from records.store import Store
 
@@ -23,14 +24,21 @@ _KNOWN_NAMES = 10_000
 class Sessions:
     """Names and creates sessions, and closes idle ones."""
 
-    def __init__(self, store: Store, idle_timeout_s: float, sweep_interval_s: float) -> None:
+    def __init__(
+        self, store: Store, idle_timeout_s: float, sweep_interval_s: float, sharing: Sharing
+    ) -> None:
         self._store = store
+        self._sharing = sharing
+        self._num_forgotten = sharing.num_forgotten
         self._idle_timeout_s = idle_timeout_s
         self._sweep_interval_s = sweep_interval_s
         self._names: OrderedDict[tuple[str, str], str] = OrderedDict()
 
     async def named(self, scope: str, name: str) -> str:
         """The id of the session that the client calls `name`; created if needed."""
+        if self._num_forgotten != self._sharing.num_forgotten:
+            self._num_forgotten = self._sharing.num_forgotten
+            self._names.clear()
         known = self._names.get((scope, name))
         if known is not None:
             self._names.move_to_end((scope, name))
@@ -43,7 +51,7 @@ class Sessions:
 
     def forget_names(self) -> None:
         """Ask the store for every name again: sessions were deleted."""
-        self._names.clear()
+        self._sharing.forget_sessions()
 
     @staticmethod
     def new_id() -> str:

@@ -33,11 +33,16 @@ _MOST_TOLD = 5
 
 
 class DropWatch:
-    """The watch of one application."""
+    """The watch of one application. Only one that `says_later` logs what it read in the store: all
+    workers read the same.
+    """
 
-    def __init__(self, store: Store, metrics: ProxyMetrics, interval_s: float) -> None:
+    def __init__(
+        self, store: Store, metrics: ProxyMetrics, interval_s: float, *, says_later: bool = True
+    ) -> None:
         self._store = store
         self._interval_s = interval_s
+        self._says_later = says_later
         self._recorded = DropStreaks()
         self._later = DropStreaks()
         self._last_line = float("-inf")
@@ -91,7 +96,7 @@ class DropWatch:
             later.add(_client(one.scope), one.created_at, one.reason, one.detail)
         self._later = later
         told = later.told()
-        if told:
+        if told and self._says_later:
             self._say(told[0])
 
     def _say(self, streak: Streak) -> None:

@@ -4,6 +4,10 @@ While anything waits here, everything that is recorded goes the same way, and re
 without asking the store where they belong: the earlier turn that they continue may itself be
 waiting. They are linked when they are taken in, after what came before them. Files of dead
 processes are taken in by the next process.
+
+All of that holds across the workers of an endpoint, because a conversation may reach any of them:
+each has a file of its own, spills while any of them has something that waits, and takes in nothing
+while another's oldest record is older.
 """
 
 from __future__ import annotations
@@ -13,6 +17,8 @@ import contextlib
 import heapq
 import itertools
 import logging
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +26,7 @@ from api_proxy.linking.lineage import LineageFinder
 from api_proxy.linking.sessions import Sessions
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.capture import of_linked
+from api_proxy.sharing.sharing import Sharing
 from records.database import fail_points
 from records.errors import StoreError, StoreUnavailable
 from records.names import DropReason, TurnType
@@ -47,8 +54,10 @@ class Spool:
         lineage: LineageFinder,
         metrics: ProxyMetrics,
         retry_s: float,
+        sharing: Sharing,
     ) -> None:
         self._store = store
+        self._sharing = sharing
         self._sessions = sessions
         self._lineage = lineage
         self._metrics = metrics
@@ -61,19 +70,25 @@ class Spool:
         self._writing = asyncio.Lock()
         self._adding: set[asyncio.Task[bool]] = set()
         self._task: asyncio.Task[None] | None = None
-        self._num_waiting = 0
-        metrics.spill_waiting.set_function(lambda: self._num_waiting + len(self._orphans))
+        self._waiting: deque[float] = deque()
+        """When the records of the own file were made that the store lacks, in their order."""
+        metrics.spill_waiting.set_function(lambda: len(self._waiting) + len(self._orphans))
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the store lacks something that was recorded before."""
-        return bool(self._num_waiting or self._orphans)
+        """Whether the store lacks something that was recorded before, here or by another worker."""
+        return self._waits_here or self._sharing.waiting_elsewhere() is not None
+
+    @property
+    def _waits_here(self) -> bool:
+        return bool(self._waiting or self._orphans)
 
     async def start(self) -> None:
         """Reserve the file and look for those of dead processes. Raises StoreUnavailable."""
         reserve = self._store.config.spill_reserve_bytes
         self._file = await asyncio.to_thread(SpillFile.create, self._folder, reserve)
         self._orphans = await asyncio.to_thread(orphans, self._folder, self._file.path)
+        await self._tell_oldest_orphan()
         await self._settle()
         self._task = asyncio.create_task(self._keep_settling(), name="spool")
 
@@ -88,8 +103,8 @@ class Spool:
             orphan.close()
         if self._file is None:
             return
-        if self._num_waiting:
-            logger.error("%d records wait for the store in %s", self._num_waiting, self._folder)
+        if self._waiting:
+            logger.error("%d records wait for the store in %s", len(self._waiting), self._folder)
             self._file.close()
         else:
             self._file.remove()
@@ -109,8 +124,7 @@ class Spool:
             async with self._writing:
                 if self._file is None:
                     raise OSError("the spill file is closed")
-                await asyncio.to_thread(self._file.append, addition.created_at, payload)
-                self._num_waiting += 1
+                await self._append(self._file, addition.created_at, payload)
                 fail_points.reach("spill.appended")
         except (OSError, ValueError, RecursionError, StoreUnavailable) as error:
             logger.error(
@@ -122,9 +136,21 @@ class Spool:
             "the store does not take a %s: kept in %s, %d records wait",
             addition.what,
             self._folder,
-            self._num_waiting,
+            len(self._waiting),
         )
         return True
+
+    async def _append(self, file: SpillFile, at: float, payload: bytes) -> None:
+        # Known before it can be read back, which may happen before this goes on.
+        self._waiting.append(at)
+        try:
+            await asyncio.to_thread(file.append, at, payload)
+        except OSError:
+            self._waiting.pop()
+            raise
+        finally:
+            if not self._orphans:
+                self._tell_oldest()
 
     def _encoded(self, addition: Addition) -> bytes:
         return encode(redacted(addition, self._store.redactor))
@@ -138,7 +164,8 @@ class Spool:
                 known = {orphan.path for orphan in self._orphans}
                 found = await asyncio.to_thread(orphans, self._folder, self._file.path)
                 self._orphans += [orphan for orphan in found if orphan.path not in known]
-            if self.is_waiting:
+                await self._tell_oldest_orphan()
+            if self._waits_here:
                 await self._settle()
 
     async def _settle(self) -> None:
@@ -147,7 +174,7 @@ class Spool:
             await self._settle_orphans()
             await self._settle_own()
         except StoreUnavailable as error:
-            logger.warning("%d records still wait: %s", self._num_waiting, error)
+            logger.warning("%d records still wait: %s", len(self._waiting), error)
         except OSError as error:
             logger.error("the spill file cannot be read: %s", _brief(error))
 
@@ -162,11 +189,26 @@ class Spool:
             ),
             key=lambda pair: pair[0].at,
         ):
+            self._sharing.set_waiting_since(record.at)
             await self._take_in(record, orphan)
         for orphan in self._orphans:
             self._count_damage(orphan)
             await asyncio.to_thread(orphan.remove)
         self._orphans = []
+        self._tell_oldest()
+
+    async def _tell_oldest_orphan(self) -> None:
+        """As `_tell_oldest`, of what comes first as long as any orphan waits."""
+        if not self._orphans:
+            self._tell_oldest()
+            return
+        heads = await asyncio.to_thread(_first_times, self._orphans)
+        if heads:
+            self._sharing.set_waiting_since(min(heads))
+
+    def _tell_oldest(self) -> None:
+        """Tell the other workers when the oldest record of the own file was made."""
+        self._sharing.set_waiting_since(self._waiting[0] if self._waiting else None)
 
     async def _settle_own(self) -> None:
         file = self._file
@@ -175,7 +217,8 @@ class Spool:
             for record in file.read(self._taken, end):
                 await self._take_in(record, file)
                 self._taken = record.end
-                self._num_waiting -= 1
+                self._waiting.popleft()
+                self._tell_oldest()
             self._taken = end
             async with self._writing:
                 if self._taken == file.end:
@@ -193,11 +236,16 @@ class Spool:
             await asyncio.to_thread(file.remove)
         self._count_damage(file)
         self._file = fresh
-        self._taken = self._num_waiting = 0
+        self._taken = 0
+        self._waiting.clear()
+        self._tell_oldest()
         return fresh
 
     async def _take_in(self, record: SpillRecord, file: SpillFile) -> None:
         """Raises StoreUnavailable; what will never be taken in is logged, and its file kept."""
+        elsewhere = self._sharing.waiting_elsewhere()
+        if elsewhere is not None and elsewhere < record.at:
+            raise StoreUnavailable("older ones of another worker come first")
         try:
             addition = decode(record.payload)
             await self.store_addition(addition)
@@ -269,6 +317,10 @@ class Spool:
         if file.is_torn:
             self._metrics.spill_torn.inc()
             logger.warning("%s ends in a record that was never acknowledged", file.path.name)
+
+
+def _first_times(files: Sequence[SpillFile]) -> list[float]:
+    return [record.at for file in files for record in itertools.islice(file.read(), 1)]
 
 
 def _brief(error: BaseException) -> str:

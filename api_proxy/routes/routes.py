@@ -73,11 +73,19 @@ async def readyz(request: Request) -> JSONResponse:
 
 @router.get("/metrics", dependencies=[Depends(admin_only)])
 async def metrics(request: Request) -> Response:
-    """Prometheus metrics of this process and of the run's others, for admin keys."""
+    """Prometheus metrics of this process and of the run's others, for admin keys. Each of several
+    workers has its samples under its own label, whichever of them answers.
+    """
     service: TurnService = request.app.state.service
+    if service.worker_metrics is None:
+        own = service.metrics.exposition()
+    else:
+        # Into its file first: what another worker shows next must not be older.
+        own = b""
+        await service.worker_metrics.write()
     others = await asyncio.to_thread(other_metrics, service.deps.metrics_folder)
     return Response(
-        service.metrics.exposition() + others,
+        own + others,
         media_type="text/plain; version=0.0.4; charset=utf-8",
     )
 

@@ -15,12 +15,15 @@ import signal
 import socket
 import sys
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from api_proxy.config import ProxyConfig
+from api_proxy.server.accepting import Acceptor
 from api_proxy.server.connections import protocol_of
+from api_proxy.server.listening import MOST_WAITING
 from api_proxy.turns import TurnService
 
 logger = logging.getLogger(__name__)
@@ -37,8 +40,6 @@ if there are several.
 """
 _MOST_ACCEPTED = 32
 """Connections that one callback of the event loop accepts; thousands at once would block it."""
-_MOST_WAITING = 2048
-"""Connections that wait in the kernel to be accepted."""
 
 
 class ProxyServer(uvicorn.Server):
@@ -62,9 +63,12 @@ class ProxyServer(uvicorn.Server):
         self._service: TurnService = app.state.service
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping: asyncio.Task[None] | None = None
+        self._acceptor: Acceptor | None = None
 
     async def serve(self, sockets: list | None = None) -> None:
-        """Serve; returns when all has ended."""
+        """Serve; returns when all has ended. A worker of several gets the `sockets` that they
+        share.
+        """
         self._loop = asyncio.get_running_loop()
         # What was loaded stays: searching it for garbage repeatedly would block the loop.
         gc.collect()
@@ -77,11 +81,40 @@ class ProxyServer(uvicorn.Server):
         """Listen. asyncio takes one number for the kernel's queue and for what it accepts at a
         time; here the queue gets its own again.
         """
+        sharing = self._service.deps.sharing
+        if sockets is not None and sharing.workers > 1:
+            await super().startup([])
+            self._acceptor = Acceptor(
+                sockets, self._begin, lambda: len(self.server_state.connections), sharing
+            )
+            sharing.set_answering(True)
+            return
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
                 with socket.socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(_MOST_WAITING)
+                    same.listen(MOST_WAITING)
+
+    async def _begin(self, connection: socket.socket) -> None:
+        """Serve a connection as uvicorn serves what it accepts itself."""
+        assert self._loop is not None
+
+        def protocol() -> asyncio.Protocol:
+            made: Any = self.config.http_protocol_class
+            return made(
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+                _loop=self._loop,
+            )
+
+        await self._loop.connect_accepted_socket(protocol, connection)
+
+    async def shutdown(self, sockets: list | None = None) -> None:
+        """Accept no more, and end what is still connected."""
+        if self._acceptor is not None:
+            self._acceptor.close()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called by uvicorn's handler of signals."""
@@ -94,6 +127,8 @@ class ProxyServer(uvicorn.Server):
             self._service.replies.hurry()
             return
         logger.info("%s: replies may end, no new ones begin", name)
+        if self._acceptor is not None:
+            self._acceptor.leave_all()
         self._stopping = asyncio.create_task(self._end_replies())
 
     async def _end_replies(self) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opd.models.folder import check_model
+from opd.processes.proxy_workers import workers_warnings
 from opd.processes.run import CALIBRATION_FILE
 from opd.processes.supervisor import listen_problem
 from opd.run.config import RunConfig
@@ -38,6 +39,7 @@ def check_machine(config: RunConfig, folder: Path, *, is_running: bool) -> Itera
     yield _versions()
     yield _disk(folder)
     yield from _ports(config, is_running=is_running)
+    yield from _workers(config)
     yield _device(config)
     yield _store(config)
     model = _model(config)
@@ -92,6 +94,11 @@ def _ports(config: RunConfig, *, is_running: bool) -> Iterator[Check]:
             remedy = f"set {section}.{problem[0]}{option}"
         found = f"{section}: {host}:{port} is free" if problem is None else problem[1]
         yield Check(name="ports", found=found, remedy=remedy)
+
+
+def _workers(config: RunConfig) -> Iterator[Check]:
+    for warning in workers_warnings(config.proxy):
+        yield Check(name="workers", found=warning, remedy="lower proxy.workers")
 
 
 def _device(config: RunConfig) -> Check:

@@ -123,14 +123,20 @@ def judge(
 
 @app.command(cls=RunCommand)
 def proxy(
-    run: RunFolder, overrides: Overrides = None, exit_with_parent: WithParent = False
+    run: RunFolder,
+    overrides: Overrides = None,
+    exit_with_parent: WithParent = False,
+    worker: Annotated[
+        str | None,
+        typer.Option(hidden=True, help="Which worker this is, and what it has inherited."),
+    ] = None,
 ) -> None:
     """Run only the OpenAI-compatible endpoint."""
 
     def start() -> None:
         from opd.processes.proxy_role import run_proxy
 
-        run_proxy(config_file(run), overrides or [], exit_with_parent)
+        run_proxy(config_file(run), overrides or [], exit_with_parent, worker)
 
     guarded(start)
 

@@ -17,8 +17,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from opd.evaluation.weights import VersionWeights
+from opd.processes.answering import answers
 from opd.processes.remote_engine import Role, absolute
-from opd.processes.run import ENGINE_START_S, answers
+from opd.processes.run import ENGINE_START_S
 from opd.processes.supervisor import Supervisor, free_ports
 from opd.run.config import EngineConfig, RunConfig
 from opd.run.defaults import ENGINE_KEY

@@ -84,7 +84,8 @@ def plan_of(
         teacher, other = f"teacher {name}", shape_of(group.embedded.model)
         parts += engine_parts(teacher, teacher, other, group.embedded, load) * group.replicas
     parts += trainer_parts(shape, config.trainer, held, load)
-    others = (("endpoint", ENDPOINT), ("judge", JUDGE), ("command", COMMAND))
+    endpoint = ENDPOINT * config.proxy.workers
+    others = (("endpoint", endpoint), ("judge", JUDGE), ("command", COMMAND))
     parts += [Part(process=name, what="program", size=float(size)) for name, size in others]
     return MemoryPlan(shape=shape, load=load, parts=tuple(parts))
 

@@ -21,21 +21,26 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
 """Read again by `opd.report.log_notices`."""
 
 
-def begin(config_file: Path, overrides: list[str], exit_with_parent: bool) -> RunConfig:
-    """Set up this process, and read the run's configuration from `config_file`."""
+def begin(
+    config_file: Path, overrides: list[str], exit_with_parent: bool, mark: str = ""
+) -> RunConfig:
+    """Set up this process, and read the run's configuration from `config_file`. Its messages in the
+    log begin with `mark`.
+    """
     if exit_with_parent:
         watch_parent()
-    log_to(None)
+    log_to(None, mark)
     os.umask(UMASK)
     tighten_run(config_file.parent)
     return run_config.load(config_file, overrides)
 
 
-def log_to(file: Path | None) -> None:
+def log_to(file: Path | None, mark: str = "") -> None:
     """Append the log to a file, or write it to standard error, which is a terminal or a log."""
     if file is not None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, filename=file)
+    marked = LOG_FORMAT.replace("%(request)s", f"{mark}%(request)s")
+    logging.basicConfig(level=logging.INFO, format=marked, filename=file)
     for handler in logging.getLogger().handlers:
         handler.addFilter(request_ids.mark)
     # One line for each request to a judge would bury everything else.

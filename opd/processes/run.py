@@ -12,11 +12,10 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-import aiohttp
-
+from opd.processes.answering import answers
+from opd.processes.proxy_workers import start_endpoint
 from opd.processes.remote_engine import Role, check_engine
 from opd.processes.supervisor import Patience, Supervisor
 from opd.report.at_work import at_work
@@ -126,8 +125,8 @@ class Run:
 
     async def start_proxy(self) -> None:
         """Start the endpoint, and wait until it answers."""
-        proxy = self.config.proxy
-        await self._start("proxy", "proxy", answers(f"http://{proxy.host}:{proxy.port}/healthz"))
+        arguments = ["-m", "opd.cli.app", "proxy", "--run", str(self.folder)]
+        await start_endpoint(self.supervisor, self.config.proxy, arguments, ENGINE_START_S)
 
     async def start_judge(self) -> None:
         """Start the process of the judge and scoring workers."""
@@ -138,11 +137,11 @@ class Run:
         """Start the trainer, and wait until its engines agree with it."""
         # One that an earlier start left behind would say "ready" too early.
         (self.folder / CALIBRATION_FILE).unlink(missing_ok=True)
-        await self._start(
-            "train",
+        await self.supervisor.start(
             "trainer",
+            ["-m", "opd.cli.app", "train", "--run", str(self.folder)],
             self._trainer_ready,
-            timeout_s=TRAINER_START_S,
+            TRAINER_START_S,
             may_finish=may_finish or self.config.trainer.max_steps is not None,
             environment=heap_environment(os.environ),
             patience=Patience(progress=self._newest_version, remedy=TRAINER_MEMORY),
@@ -182,42 +181,6 @@ class Run:
             patience=Patience(progress=self._newest_version, remedy=remedy),
         )
 
-    async def _start(
-        self,
-        command: str,
-        name: str,
-        ready: Callable[[], Awaitable[bool]],
-        *,
-        timeout_s: float = ENGINE_START_S,
-        may_finish: bool = False,
-        environment: Mapping[str, str] | None = None,
-        patience: Patience | None = None,
-    ) -> None:
-        arguments = ["-m", "opd.cli.app", command, "--run", str(self.folder)]
-        await self.supervisor.start(
-            name,
-            arguments,
-            ready,
-            timeout_s,
-            may_finish=may_finish,
-            environment=environment,
-            patience=patience,
-        )
-
 
 async def _at_once() -> bool:
     return True
-
-
-def answers(url: str) -> Callable[[], Awaitable[bool]]:
-    """Whether a GET of `url` gives 200."""
-
-    async def ready() -> bool:
-        timeout = aiohttp.ClientTimeout(total=5)
-        try:
-            async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url) as reply:
-                return reply.status == 200
-        except (aiohttp.ClientError, TimeoutError):
-            return False
-
-    return ready

@@ -17,6 +17,7 @@ from rich.console import Console
 from opd.commands.keys import refuse_open_door
 from opd.plan.said import serve_line
 from opd.processes.beginning import log_to
+from opd.processes.proxy_workers import workers_warnings
 from opd.processes.run import Run
 from opd.rehearsal.saying import LearningLine
 from opd.report.at_work import LINE_EVERY_S
@@ -85,13 +86,15 @@ async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> No
             console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
     console.print(serve_line(config), highlight=False, soft_wrap=True)
     await _refuse_open_door(config, folder)
-    for warning in run_warnings(config.trainer):
-        console.print(f"[yellow]{warning}[/]")
+    for warning in (*run_warnings(config.trainer), *workers_warnings(config.proxy)):
+        console.print(f"[yellow]{warning}[/]", soft_wrap=True)
     console.print(f"run folder [bold]{folder}[/]; starting engines with {config.model}")
     async with Run(config, folder) as run, await Store.open(config.store) as store:
         await run.start_endpoint()
         address = f"http://{config.proxy.host}:{config.proxy.port}/v1"
-        console.print(f"ready: point an OpenAI client at [bold]{address}[/] (Ctrl-C stops)")
+        workers = config.proxy.workers
+        by = "" if workers == 1 else f", served by {workers} workers"
+        console.print(f"ready: point an OpenAI client at [bold]{address}[/]{by} (Ctrl-C stops)")
         try:
             await run.start_learners()
             for warning in run.calibration_warnings():
@@ -118,7 +121,7 @@ async def _report_while_serving(run: Run, store: Store, folder: Path, console: C
     something fails.
     """
     drawn = time.monotonic()
-    learning, notices = LearningLine(store, folder), LogNotices(run.supervisor.logs)
+    learning, notices = LearningLine(store, folder), LogNotices(folder / "logs")
     steps, said_at, said = StepLines(folder), drawn, ""
     while True:
         await asyncio.wait([run.supervisor.failed], timeout=STEP_LOOK_EVERY_S)

@@ -52,23 +52,31 @@ class Child:
     name: str
     argv: list[str]
     ready: Callable[[], Awaitable[bool]]
-    log: Path
+    log: Path | None
     may_finish: bool = False
     environment: dict[str, str] | None = None
     patience: Patience | None = None
+    files: tuple[int, ...] = ()
     kills: list[object] = field(default_factory=list)
     """What `patience.progress` returned at each kill since it last changed."""
     watcher: asyncio.Task[None] | None = None
     process: asyncio.subprocess.Process | None = None
     starts: list[float] = field(default_factory=list)
 
+    @property
+    def group(self) -> str:
+        """What children have in common that are stopped together: the name up to a dot."""
+        return self.name.partition(".")[0]
+
 
 class Supervisor:
     """`start` children one by one, `stop` them all in reverse order; `failed` is set if one
-    gives up.
+    gives up. Children log to files in `logs`; without it, to this process's standard error.
     """
 
-    def __init__(self, logs: Path, max_restarts_a_minute: int = 5, stop_timeout_s: float = 30.0):
+    def __init__(
+        self, logs: Path | None, max_restarts_a_minute: int = 5, stop_timeout_s: float = 30.0
+    ) -> None:
         self.logs = logs
         self._max_restarts = max_restarts_a_minute
         self._stop_timeout_s = stop_timeout_s
@@ -85,9 +93,11 @@ class Supervisor:
         may_finish: bool = False,
         environment: Mapping[str, str] | None = None,
         patience: Patience | None = None,
+        files: tuple[int, ...] = (),
     ) -> None:
         """Run `python ARGUMENTS` as a child and wait until `ready` says so; `environment` is added
-        to this process's.
+        to this process's. It inherits the open `files` each time it is started; they are closed
+        when it is stopped.
 
         A child that `may_finish` is not restarted after it ended with status 0. Raises ChildFailed
         when it ends or is not ready within `timeout_s` seconds.
@@ -97,10 +107,11 @@ class Supervisor:
             name=name,
             argv=argv,
             ready=ready,
-            log=self.logs / f"{name}.log",
+            log=None if self.logs is None else self.logs / f"{name}.log",
             may_finish=may_finish,
             environment=None if environment is None else {**os.environ, **environment},
             patience=patience,
+            files=files,
         )
         self._children.append(child)
         await self._spawn(child)
@@ -108,22 +119,43 @@ class Supervisor:
         child.watcher = asyncio.create_task(self._watch(child))
 
     async def stop(self, *names: str) -> None:
-        """Stop the named children, or all: SIGTERM in reverse order, SIGKILL after the timeout."""
-        chosen = [child for child in self._children if not names or child.name in names]
+        """Stop the named children or groups, or all: SIGTERM in reverse order, to those of a group
+        at once, and SIGKILL after the timeout.
+        """
+        chosen = [
+            child
+            for child in self._children
+            if not names or child.name in names or child.group in names
+        ]
         for child in chosen:
             if child.watcher is not None:
                 child.watcher.cancel()
                 await asyncio.gather(child.watcher, return_exceptions=True)
-        for child in reversed(chosen):
-            await self._stop_child(child)
+        for group in dict.fromkeys(child.group for child in reversed(chosen)):
+            await asyncio.gather(
+                *(self._stop_child(child) for child in chosen if child.group == group)
+            )
+        kept = {file for child in self._children if child not in chosen for file in child.files}
+        for file in {file for child in chosen for file in child.files} - kept:
+            os.close(file)
+        for child in chosen:
+            child.files = ()
+
+    def hurry(self) -> None:
+        """Send SIGTERM to all children, again to those that are being stopped."""
+        for child in self._children:
+            _terminate(child)
 
     def has(self, name: str) -> bool:
         """Whether a child of this name was started."""
         return any(child.name == name for child in self._children)
 
     async def _spawn(self, child: Child) -> None:
-        child.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with child.log.open("ab") as log:
+        with contextlib.ExitStack() as stack:
+            log = None
+            if child.log is not None:
+                child.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                log = stack.enter_context(child.log.open("ab"))
             spawning = asyncio.ensure_future(
                 asyncio.create_subprocess_exec(
                     *child.argv,
@@ -134,6 +166,7 @@ class Supervisor:
                     # A Ctrl-C in the terminal reaches only this process, which then stops them in
                     # order.
                     start_new_session=True,
+                    pass_fds=child.files,
                 )
             )
             try:
@@ -180,17 +213,25 @@ class Supervisor:
             self.failed.set_exception(ChildFailed(reason))
 
     async def _stop_child(self, child: Child) -> None:
-        process = child.process
-        if process is None or process.returncode is not None:
+        process = _terminate(child)
+        if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), self._stop_timeout_s)
         except TimeoutError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _terminate(child: Child) -> asyncio.subprocess.Process | None:
+    """The child's process, if it still runs; it is told to end."""
+    process = child.process
+    if process is None or process.returncode is not None:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+    return process
 
 
 def _signal_of(child: Child) -> str:
@@ -273,8 +314,10 @@ def listen_problem(host: str, port: int) -> tuple[Literal["host", "port"], str] 
     return None
 
 
-def last_words(log: Path) -> str:
+def last_words(log: Path | None) -> str:
     """The last line of a child's log, which says why it ended, and where the rest is."""
+    if log is None:
+        return "what it said is above"
     try:
         text = log.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Self
 
 PROCESSES = ("proxy", "trainer", "judge", "engine_policy", "engine_frozen", "serve")
+"""Further workers of the endpoint have logs of their own: proxy.2, ..."""
 _MOST_BYTES = 2**20
 _MOST_KINDS = 5
 _PACKAGES = "opd|trainer|judge|api_proxy|rollout_bridge|records"
 _LINE = re.compile(
     rf"^(\d{{4}}-\d\d-\d\d [\d:]+),\d+ (?:WARNING|ERROR) (?:{_PACKAGES})\.[\w.]+: (.*)$"
 )
-_REQUEST = re.compile(r"^\[req_\w+\] ")
+_REQUEST = re.compile(r"^(?:\[worker \d+\] )?(?:\[req_\w+\] )?")
 _DIFFERS = re.compile(r"\breq_\w+|\d+(?:\.\d+)?")
 
 
@@ -34,14 +35,14 @@ class LogNotices:
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
-        self._read_to = {name: self._size(name) for name in PROCESSES}
+        self._read_to = {name: self._size(name) for name in self._names()}
         self._since = ""
 
     @classmethod
     def since(cls, logs: Path, since: datetime) -> Self:
         """Warnings that were logged since then (local time), in the last megabyte of each log."""
         notices = cls(logs)
-        notices._read_to = dict.fromkeys(PROCESSES, 0)
+        notices._read_to = {}
         notices._since = since.strftime("%Y-%m-%d %H:%M:%S")
         return notices
 
@@ -50,12 +51,12 @@ class LogNotices:
         numbers or request ids are of one kind.
         """
         kinds: dict[str, _Kind] = {}
-        for name in PROCESSES:
+        for name in self._names():
             for line in self._new_lines(name):
                 found = _LINE.match(line)
                 if found is None or found[1] < self._since:
                     continue
-                text = f"{name}: {_REQUEST.sub('', found[2])}"
+                text = f"{name.partition('.')[0]}: {_REQUEST.sub('', found[2])}"
                 kind = kinds.setdefault(_DIFFERS.sub("#", text), _Kind(text))
                 kind.text, kind.number = text, kind.number + 1
         said = [
@@ -66,6 +67,9 @@ class LogNotices:
         more = [f"and {left} other warnings: see {self._logs}"] if left > 0 else []
         return said[:_MOST_KINDS] + more
 
+    def _names(self) -> list[str]:
+        return [*PROCESSES, *sorted(path.stem for path in self._logs.glob("proxy.*.log"))]
+
     def _path(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
@@ -74,7 +78,7 @@ class LogNotices:
         return path.stat().st_size if path.exists() else 0
 
     def _new_lines(self, name: str) -> list[str]:
-        size, begin = self._size(name), self._read_to[name]
+        size, begin = self._size(name), self._read_to.get(name, 0)
         if size <= begin:
             self._read_to[name] = size
             return []

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from api_proxy.server.other_metrics import replace_metrics
 from opd.report.at_work import every
 from opd.report.run_figures import RunCollector
 from records.errors import StoreUnavailable
@@ -27,11 +27,8 @@ WRITE_EVERY_S = 5.0
 
 def write_metrics(folder: Path, name: str, registries: Sequence[CollectorRegistry]) -> None:
     """Write the file `name` of a run's `folder`."""
-    path = folder / FOLDER / f"{name}.prom"
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(b"".join(generate_latest(one) for one in registries))
-    os.replace(temporary, path)
+    text = b"".join(generate_latest(one) for one in registries)
+    replace_metrics(folder / FOLDER, name, text)
 
 
 @contextmanager

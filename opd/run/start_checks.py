@@ -87,11 +87,15 @@ def check_store(config: StoreConfig) -> None:
 
 def check_spill(config: StoreConfig) -> None:
     """Raise StoreError if nothing can be kept that the database refuses."""
-    folder = config.spill_path
-    is_new = not folder.exists()
-    SpillFile.create(folder, config.spill_reserve_bytes).remove()
+    is_new = not config.spill_path.exists()
+    check_spill_file(config)
     if is_new:
-        folder.rmdir()  # a failed start leaves nothing behind
+        config.spill_path.rmdir()  # a failed start leaves nothing behind
+
+
+def check_spill_file(config: StoreConfig) -> None:
+    """The same, for one of several processes that are starting: the folder stays."""
+    SpillFile.create(config.spill_path, config.spill_reserve_bytes).remove()
 
 
 def check_listening(role: str, host: str, port: int) -> None:

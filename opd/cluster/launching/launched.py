@@ -26,7 +26,8 @@ from opd.cluster.launching.held import Held, LaunchError, run_to_end
 from opd.cluster.plan import LaunchPlan, engine_overrides, plan_again
 from opd.cluster.show import draw, wrap
 from opd.commands.keys import refuse_open_door
-from opd.processes.run import answers
+from opd.processes.answering import answers
+from opd.processes.proxy_workers import start_endpoint
 from opd.processes.serving import until_stopped
 from opd.processes.supervisor import Supervisor
 from opd.report.cluster_steps import ClusterSteps
@@ -235,8 +236,7 @@ class Launch:
     async def _start_children(self, words: list[str]) -> None:
         proxy, commands = self._plan.config.proxy, self._plan.commands
         timeout_s = self._plan.cluster.proxy_timeout_s
-        ready = answers(f"http://{proxy.host}:{proxy.port}/healthz")
-        await self._children.start("proxy", [*commands.proxy, *words], ready, timeout_s)
+        await start_endpoint(self._children, proxy, [*commands.proxy, *words], timeout_s)
         await self._children.start("judge", [*commands.judge, *words], _at_once, 60)
         self._say(f"ready: point an OpenAI client at http://{proxy.host}:{proxy.port}/v1")
 

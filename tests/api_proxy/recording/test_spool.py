@@ -171,7 +171,7 @@ def spill_unreadable(door: Door, payload: bytes) -> None:
     spool = door.app.state.service.spool
     assert spool._file is not None
     spool._file.append(0.0, payload)
-    spool._num_waiting += 1
+    spool._waiting.append(0.0)
 
 
 async def answered_while_full(door: Door, unreadable: bytes | None = None) -> None:

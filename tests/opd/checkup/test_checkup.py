@@ -68,10 +68,13 @@ def test_each_wrong_thing_is_found(config_file: Path, monkeypatch: pytest.Monkey
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        text = config_file.read_text().replace("port = 8000", f"port = {port}")
+        settings = f"port = {port}\nworkers = 64"
+        text = config_file.read_text().replace("port = 8000", settings, 1)
+        text = text.replace("\nworkers = 1\n", "\n", 1)
         config_file.write_text(text)
         wrong = problems(config_file)
-    assert set(wrong) == {"model", "judge", "disk", "calibration", "ports"}
+    assert set(wrong) == {"model", "judge", "disk", "calibration", "ports", "workers"}
+    assert "more workers than cores" in wrong["workers"]
     assert f"{port} on 127.0.0.1 is in use" in wrong["ports"]
     assert "policy scores differ" in wrong["calibration"]
 

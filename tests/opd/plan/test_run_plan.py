@@ -45,6 +45,8 @@ def test_what_is_larger_takes_more() -> None:
     assert total("trainer.gradient_checkpointing=false") > usual
     assert total(load=replace(USUAL_LOAD, context=8192)) > usual
     assert total(load=replace(USUAL_LOAD, requests=1)) < usual
+    workers = total("proxy.workers=2"), total("proxy.workers=3")
+    assert workers[1] - workers[0] == workers[0] - usual > 100 * MIB
     one = total(f"teachers.other.embedded.model={LAB}", "scoring.routes.tools.run=other")
     two = total(f"teachers.other.embedded.model={LAB}", "teachers.other.replicas=2")
     assert two - one == pytest.approx(one - usual)

@@ -93,6 +93,35 @@ async def at_once() -> bool:
     return True
 
 
+# Tells that it has its file, and takes a while to end.
+SLOW = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1.5), os._exit(0)))\n"
+    "os.write(int(sys.argv[1]), b'.')\n"
+    "while True: signal.pause()\n"
+)
+
+
+async def test_children_of_a_group_inherit_files_at_each_start_and_end_together(
+    tmp_path: Path,
+) -> None:
+    supervisor = Supervisor(tmp_path / "logs")
+    reading, writing = os.pipe()
+    for name in ("worker", "worker.2", "worker.3"):
+        await supervisor.start(name, ["-c", SLOW, str(writing)], at_once, 20, files=(writing,))
+    for _ in range(3):
+        assert await asyncio.to_thread(os.read, reading, 1) == b"."
+    os.kill(pids_of(supervisor)["worker.2"], signal.SIGKILL)
+    assert await asyncio.to_thread(os.read, reading, 1) == b"."
+    began = asyncio.get_running_loop().time()
+    await supervisor.stop("worker")
+    assert asyncio.get_running_loop().time() - began < 3.5, "each takes 1.5 s"
+    assert pids_of(supervisor) == {}
+    assert os.read(reading, 1) == b"", "nobody has it open any more"
+    os.close(reading)
+    await supervisor.stop()
+
+
 async def test_a_child_that_is_killed_without_progress_is_given_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -50,6 +50,15 @@ def test_new_warnings_of_the_product_are_told_once(tmp_path: Path) -> None:
     assert notices.new() == []
 
 
+def test_what_several_workers_of_the_endpoint_say_is_one_line(tmp_path: Path) -> None:
+    notices = LogNotices(tmp_path)
+    said = "[req_0a] limit 'queue' reached: 3 refused"
+    for name, number in (("proxy", 1), ("proxy.2", 2), ("proxy.10", 10)):
+        write(tmp_path, name, line("WARNING", "api_proxy.server", f"[worker {number}] {said}"))
+    assert notices.new() == ["proxy: limit 'queue' reached: 3 refused (3 times)"]
+    assert notices.new() == []
+
+
 def test_what_is_being_written_is_told_when_it_is_whole(tmp_path: Path) -> None:
     notices = LogNotices(tmp_path)
     whole = line("WARNING", "trainer.step.loop", "step 3: too few tokens")
