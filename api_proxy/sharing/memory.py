@@ -10,6 +10,7 @@ import fcntl
 import logging
 import mmap
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,11 @@ class Memory:
     @classmethod
     def shared(cls, size: int) -> Memory:
         """New memory for this process and the children that inherit its descriptor."""
-        descriptor = os.memfd_create("opd-endpoint")
+        if hasattr(os, "memfd_create"):
+            descriptor = os.memfd_create("opd-endpoint")
+        else:  # not on macOS: a file that has no name
+            with tempfile.TemporaryFile() as file:
+                descriptor = os.dup(file.fileno())
         os.ftruncate(descriptor, size)
         return cls(size, descriptor)
 
