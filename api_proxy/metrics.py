@@ -36,7 +36,7 @@ class ProxyMetrics:
         self._add_store_metrics()
         self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
         self.feedback = self._counter(
-            "opd_feedback", "Feedback taken, by what became of it.", "outcome"
+            "opd_feedback", "Feedback, by what became of it, or why it was refused.", "outcome"
         )
         self.reviews = self._counter(
             "opd_reviews", "Hints that people decided on, by what they decided.", "decision"

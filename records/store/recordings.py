@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from records.care import deletion
 from records.reading import replay_status, replaying
 from records.reading.replay_status import RecordedHint, ReplayStatus
-from records.reading.replaying import PreparedSession
+from records.reading.replaying import ImportedSession, PreparedSession
 from records.store.base import StoreBase
 from records.training import session_history
 from records.turns import turn_writes as turns
@@ -17,8 +17,8 @@ from records.types import CapturedTurn
 class RecordingStore(StoreBase):
     """Recorded sessions."""
 
-    async def import_session(self, session: PreparedSession) -> int:
-        """Store what is not yet there of a recorded session; returns how many turns are new."""
+    async def import_session(self, session: PreparedSession) -> ImportedSession:
+        """Store what is not yet there of a recorded session."""
         return await self.writer.run_bulk(replaying.import_op, session, "import_session")
 
     async def is_deleted(self, session_id: str) -> bool:
