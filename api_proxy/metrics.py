@@ -156,6 +156,10 @@ class ProxyMetrics:
         self.expired_turns = self._counter(
             "opd_retention_turns", "Turns deleted because of their session's age."
         )
+        self.expired_answers = self._counter(
+            "opd_retention_answers",
+            "Rewarded answers that pass rates no longer count, because of their session's age.",
+        )
 
     def _counter(self, name: str, text: str, label: str | None = None) -> Counter:
         return Counter(name, text, [label] if label else [], registry=self.registry)
