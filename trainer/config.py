@@ -21,7 +21,7 @@ from records.names import SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
-from trainer.config_checks import check_combination, check_schedule, leaves_stale_uncorrected
+from trainer.config_checks import check_combination, check_schedule, repeats_problem
 from trainer.correction_config import CorrectionConfig
 from trainer.objectives.aggregation_names import AggregationMode
 from trainer.objectives.distributions.kl_names import validate_kl_loss_name
@@ -380,11 +380,8 @@ class TrainerConfig(BaseModel):
                 "lesson_counter_share and lesson_keep_share leave nothing for hints: their sum "
                 "must be below 1"
             )
-        if self.replay_times > 1 and leaves_stale_uncorrected(self):
-            raise ValueError(
-                "replay_times above 1 trains turns on weights that did not sample them: set "
-                "correction.importance_level, or a surrogate that weighs them"
-            )
+        if self.replay_times > 1 and (problem := repeats_problem(self)) is not None:
+            raise ValueError(problem)
         if self.replay_times > 1 and self.staleness_bound == 0:
             raise ValueError(
                 "replay_times above 1 needs turns that are older than the policy: set "

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.objectives.option_base import TeacherReach
-from trainer.objectives.options import HindsightOpd
+from trainer.objectives.options import HindsightOpd, SelfDistillation, SideSampleOptions
 
 if TYPE_CHECKING:
     from trainer.config import TrainerConfig
@@ -71,6 +71,29 @@ def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
     weighs_itself = objective.surrogate in ("decoupled", "a3po")
     is_plain = correction.importance_level is None and correction.mode == "decoupled"
     return is_plain and not weighs_itself
+
+
+def repeats_problem(config: TrainerConfig) -> str | None:
+    """None, or in one line why these settings cannot train a turn again, and what to set instead:
+    the loss must weigh a turn by the ratio of the policy to the weights that sampled it.
+    """
+    objective = config.objective
+    if isinstance(objective, SideSampleOptions):
+        weighs, remedy = objective.has_ratio, "set direction = reverse and importance = true"
+    elif isinstance(objective, HindsightOpd):
+        weighs = not leaves_stale_uncorrected(config)
+        remedy = "set correction.importance_level, or a surrogate that weighs them"
+    elif isinstance(objective, SelfDistillation):
+        weighs = config.correction.settings().importance_level is not None
+        remedy = "set correction.importance_level"
+    else:
+        weighs, remedy = False, "choose hindsight_opd, self_distillation or side_samples"
+    if weighs:
+        return None
+    return (
+        "replay_times above 1 trains turns on weights that did not sample them, and objective "
+        f"{objective.name} as it is set does not correct for that: {remedy}, or replay_times = 1"
+    )
 
 
 def lessons_problem(config: TrainerConfig) -> str | None:

@@ -187,6 +187,11 @@ class SideSampleOptions(Options):
         return self
 
     @property
+    def has_ratio(self) -> bool:
+        """Whether tokens are weighed by a ratio to the weights that drew them."""
+        return self.direction == "reverse" and self.importance
+
+    @property
     def teacher_needs(self) -> frozenset[Need]:
         """A teacher that scores tokens which no agent saw, or draws them."""
         if self.direction == "forward":
