@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from records.care import deletion
 from records.reading import replay_status, replaying
 from records.reading.replay_status import RecordedHint, ReplayStatus
 from records.reading.replaying import ImportedSession, PreparedSession
 from records.store.base import StoreBase
+from records.tables import loading
 from records.training import session_history
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn
@@ -66,7 +68,9 @@ class RecordingStore(StoreBase):
 
         False, and nothing is written, if the claim is lost. Raises as `record_turn`.
         """
-        prepared = turns.prepare(sample, scope=scope, now=self._clock())
+        prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
+        turns.check_shared_part(sample, prompt_ids, response_ids)
+        prepared = replace(turns.prepare(sample, scope=scope, now=self._clock()), is_compared=True)
         return await self.write(
             replaying.replace_op,
             owner=owner,
