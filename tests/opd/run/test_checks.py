@@ -199,6 +199,26 @@ def test_a_preset_comes_to_a_threshold_of_the_file(tmp_path):
     assert (settings.importance_level, settings.veto_threshold) == ("sequence", 1e-4)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainer.schedule=sync"], "schedule = sync holds requests of agents"),
+        (["trainer.schedule=step_off", "trainer.steps_off=1"], "schedule = step_off holds"),
+        (["replay.staleness_eta=5"], r"staleness_eta = 5 .*max_staleness = 4 lets train"),
+        (["trainer.max_staleness=0"], r"staleness_eta = 1 .*max_staleness = 0 lets train"),
+    ],
+)
+def test_resampling_has_a_limiter_of_its_own_that_fits_the_trainer(tmp_path, overrides, said):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    asked = ["replay.mode=resample", "rehearsal.enabled=false"]
+    assert resolve(values, None, asked).replay.staleness_eta == 1
+    with pytest.raises(ConfigError, match=said) as refused:
+        resolve(values, None, [*asked, *overrides])
+    assert "\n" not in str(refused.value)
+    # Other replays sample nothing.
+    assert resolve(values, None, ["rehearsal.enabled=false", *overrides])
+
+
 def test_both_kls_are_there_where_somebody_names_the_second(tmp_path):
     config = resolved(tmp_path, ["objective.name='supervised_opd'", "beta_kl=0.02"])
     assert config.trainer.beta_kl == 0.02
