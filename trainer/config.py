@@ -163,9 +163,9 @@ class TrainerConfig(BaseModel):
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
     prompt_history_versions: int = Field(default=32, ge=0)
-    """Where a turn is compared with others of its prompt, earlier rewarded answers to it count if
-    they were sampled at most this many versions before; 0: those of the same version as the batch's
-    newest turn.
+    """For pass rates, and where a turn is compared with others, earlier rewarded answers to its
+    prompt count if they were sampled at most this many versions before; 0: those of the same
+    version as the batch's newest turn.
     """
     outcome_wait_s: float = Field(default=600.0, ge=0)
     """With `objective.reward_outcome`: how long a ready turn waits for its session's outcome. After
@@ -320,10 +320,11 @@ class TrainerConfig(BaseModel):
 
     @property
     def history(self) -> HistoryWindow | None:
-        """What to read of a prompt's earlier answers; None: nothing."""
+        """What to read of a prompt's earlier answers; None: nothing. Whatever rewards are compared
+        with, metrics by difficulty need the prompt's pass rate.
+        """
         objective = self.objective
-        by_prompt = objective.compares_prompts or objective.needs_first_answers
-        if not (by_prompt or objective.compares_sessions or objective.values_turns):
+        if "reward" not in objective.needs:
             return None
         return HistoryWindow(
             versions=self.prompt_history_versions,

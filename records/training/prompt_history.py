@@ -35,9 +35,8 @@ _COMPARABLE = (
 class HistoryWindow:
     """What to read in addition to a batch: answers sampled at most `versions` versions before the
     newest of the batch and, with `first`, the first answers to each prompt, however old. With
-    `sessions`, outcomes of earlier sessions that began with the same prompt, in place of answers.
-    With `outcomes`, only answers whose sessions have an outcome, because rewards are then made from
-    it.
+    `sessions`, also outcomes of earlier sessions that began with the same prompt. With `outcomes`,
+    only answers whose sessions have an outcome, because rewards are then made from it.
     """
 
     versions: int

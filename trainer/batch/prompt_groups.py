@@ -27,7 +27,6 @@ ANCHOR_ANSWERS = 8
 """Answers per pass rate that can set an anchor."""
 EASY_PASS_RATE = 0.5
 """A prompt that passes at least this often counts as easy in metrics."""
-_NO_STEP = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,10 +72,14 @@ def reward_facts(
 
 
 def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
-    """The turns, followed by the earlier answers to their prompts, none of them twice."""
+    """The turns, followed by the earlier answers to their prompts, none of them twice. An answer to
+    the same prompt is at the same step.
+    """
     batch = {one.turn_id for one in facts}
     answers: dict[Hashable, dict[str, PastAnswer]] = {}
+    steps: dict[Hashable, int] = {}
     for one in facts:
+        steps.setdefault(one.prompt_key, one.step_index)
         found = answers.setdefault(one.prompt_key, {})
         for answer in one.history.recent:
             if answer.turn_id not in batch:
@@ -84,7 +87,7 @@ def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
     past = [
         RewardFacts(
             reward=answer.reward,
-            step_index=_NO_STEP,
+            step_index=steps[prompt_key],
             prompt_key=prompt_key,
             length=answer.length,
         )

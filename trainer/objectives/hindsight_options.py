@@ -131,7 +131,7 @@ class HindsightOpd(TeacherReach):
     def compares_prompts(self) -> bool:
         """For a pass rate, and where an answer is compared with others to its prompt."""
         compares_rewards = (
-            self.reward_baseline in ("prompt", "passk")
+            self.reward_baseline in ("step", "prompt", "passk")
             or self.length_penalty == "group"
             or self.reward_best_of is not None
         )

@@ -152,6 +152,16 @@ def test_a_turn_alone_in_its_batch_is_compared_with_earlier_answers_to_its_promp
     assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
 
 
+def test_steps_are_compared_with_earlier_answers_at_the_same_step() -> None:
+    set_ = options(reward_baseline="step", divide_by_std=False)
+    first = turn(1.0, history=PromptHistory(recent=answers(-1.0, -1.0, 0.0)))
+    later = replace(turn(1.0, prompt="b"), step_index=1)
+    # The mean of step 0 is -0.25. Nothing else is at step 1.
+    assert reward_advantages([first, later], set_) == pytest.approx([1.25, 0.0])
+    found = reward_metrics([first, later], set_)
+    assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
+
+
 def test_earlier_answers_count_once_for_a_prompt_that_a_batch_has_twice() -> None:
     history = PromptHistory(recent=answers(-1.0, -1.0))
     batch = [turn(1.0, history=history), turn(1.0, history=history)]
