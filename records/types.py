@@ -283,11 +283,14 @@ NO_HISTORY = PromptHistory()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSession:
-    """The outcome of an earlier session, whose first turn `version` sampled."""
+    """The outcome of an earlier session, whose first turn `version` sampled, and what its turns
+    were worth, if that was asked for.
+    """
 
     session_id: str
     version: int
     outcome: float
+    values: tuple[tuple[str, float | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -329,7 +329,7 @@ class TrainerConfig(BaseModel):
         return HistoryWindow(
             versions=self.prompt_history_versions,
             first=objective.needs_first_answers,
-            sessions=objective.compares_sessions,
+            sessions=objective.compares_sessions or objective.values_turns,
             values=objective.values_turns,
             outcomes=objective.outcome_reward is not None,
         )

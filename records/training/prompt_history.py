@@ -35,8 +35,9 @@ _COMPARABLE = (
 class HistoryWindow:
     """What to read in addition to a batch: answers sampled at most `versions` versions before the
     newest of the batch and, with `first`, the first answers to each prompt, however old. With
-    `sessions`, also outcomes of earlier sessions that began with the same prompt. With `outcomes`,
-    only answers whose sessions have an outcome, because rewards are then made from it.
+    `sessions`, also outcomes of earlier sessions that began with the same prompt. With `values`,
+    what turns were worth, of the batch's and of these sessions. With `outcomes`, only answers whose
+    sessions have an outcome, because rewards are then made from it.
     """
 
     versions: int

@@ -50,7 +50,7 @@ def load_sessions(
     """The facts of the session of each turn, by turn id; `rows` are those of `turns`, the batch.
 
     With `versions`, also earlier sessions whose first turn was sampled at most that many versions
-    before the newest of the batch.
+    before the newest of the batch. With `values`, what the turns of each session were worth.
     """
     session_ids = list(dict.fromkeys(row.session_id for row in rows.values()))
     outcomes = outcomes_of(connection, session_ids)
@@ -64,7 +64,7 @@ def load_sessions(
     past: dict[EqualPrompt, tuple[PastSession, ...]] = {}
     if versions is not None and known:
         past = {
-            start: _past(connection, start, max(known) - versions, session_ids)
+            start: _past(connection, start, max(known) - versions, session_ids, values)
             for start in dict.fromkeys(starts.values())
         }
     facts: dict[str, SessionOutcome] = {}
@@ -82,7 +82,7 @@ def load_sessions(
 
 
 def _past(
-    connection: Connection, start: EqualPrompt, oldest: int, batch: Sequence[str]
+    connection: Connection, start: EqualPrompt, oldest: int, batch: Sequence[str], values: bool
 ) -> tuple[PastSession, ...]:
     rows = connection.execute(
         _attempts(start)
@@ -94,15 +94,21 @@ def _past(
         .order_by(TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
         .limit(MOST + len(batch))
     )
-    found: dict[str, PastSession] = {}
+    found: dict[str, Row[Any]] = {}
     among = set(batch)
     for row in rows:
-        if row.session_id not in among:
-            found.setdefault(
-                row.session_id,
-                PastSession(session_id=row.session_id, version=row.version, outcome=row.value),
-            )
-    return tuple(found.values())[:MOST]
+        if row.session_id not in among and len(found) < MOST:
+            found.setdefault(row.session_id, row)
+    worth = values_of(connection, found) if values else {}
+    return tuple(
+        PastSession(
+            session_id=session_id,
+            version=row.version,
+            outcome=row.value,
+            values=worth.get(session_id, ()),
+        )
+        for session_id, row in found.items()
+    )
 
 
 def _attempts(start: EqualPrompt) -> Select[str, int | None, float | None]:

@@ -191,14 +191,14 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
         others = known if options.charges_kl else with_past(known)
-        if options.compares_sessions:
+        if options.compares_sessions or options.values_turns:
             metrics["reward/compared_frac"] = compared_share(known)
-        elif options.values_turns:
+        elif options.reward_baseline != "none":
+            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
+        if options.values_turns:
             metrics["reward/utility_mean"] = _mean(
                 torch.tensor(utilities(known), dtype=torch.float64)
             )
-        elif options.reward_baseline != "none":
-            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
         if options.length_penalty == "group":
             metrics["length/compared_frac"] = _compared(known, others, "prompt")
         if options.charges_kl:

@@ -20,7 +20,7 @@ def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> 
     prompt, including earlier ones, each counted once (ALGORITHMS 8.7). A session that is alone gets
     0. Raises ValueError for a turn whose session has no outcome.
     """
-    outcomes, starts = _sessions(facts)
+    outcomes, starts = sessions_of(facts)
     if not outcomes:
         return []
     rewards = torch.tensor([as_reward(one) for one in outcomes.values()], dtype=torch.float64)
@@ -32,7 +32,7 @@ def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> 
 
 def compared_share(facts: Sequence[RewardFacts]) -> float:
     """The share of turns whose session is compared with another one; NaN without turns."""
-    outcomes, starts = _sessions(facts)
+    outcomes, starts = sessions_of(facts)
     if not facts:
         return math.nan
     sizes: dict[Hashable, int] = {}
@@ -41,10 +41,12 @@ def compared_share(facts: Sequence[RewardFacts]) -> float:
     return sum(sizes[starts[one.session_id]] > 1 for one in facts) / len(facts)
 
 
-def _sessions(
+def sessions_of(
     facts: Sequence[RewardFacts],
 ) -> tuple[dict[str, float], dict[str, Hashable]]:
-    """The outcome of each session, those of the batch first, and the prompt that it began with."""
+    """The outcome of each session, those of the batch first, and the prompt that it began with.
+    Raises ValueError for a turn whose session has no outcome.
+    """
     outcomes: dict[str, float] = {}
     starts: dict[str, Hashable] = {}
     for one in facts:
