@@ -108,10 +108,14 @@ def lessons_problem(config: TrainerConfig) -> str | None:
             f"objective {config.objective.name!r} learns from rewards alone, but lessons have a "
             "teacher and no reward: choose another, or set rehearsal.enabled = false"
         )
-    if isinstance(config.objective, TeacherReach) and config.objective.mix == "replace":
+    objective = config.objective
+    if isinstance(objective, TeacherReach) and objective.pass_rate_threshold is not None:
+        is_replaced = objective.mix == "replace"
+        name = "mix = replace" if is_replaced else "pass_rate_threshold"
+        remedy = "set mix = sum without pass_rate_threshold" if is_replaced else "unset it"
         return (
-            "objective.mix = replace lets a teacher act on failed answers only, but lessons have "
-            "no reward: set mix = sum, or rehearsal.enabled = false"
+            f"objective.{name} lets a teacher act on failed answers only, but lessons have no "
+            f"reward: {remedy}, or rehearsal.enabled = false"
         )
     if config.side_source is not None:
         return (

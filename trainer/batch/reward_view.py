@@ -233,7 +233,7 @@ def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], basel
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
     """Turns that the teacher may act on: failed ones of prompts that rarely pass (ALGORITHMS 7.2),
-    all without `mix = replace`; never those that teach nothing because they were cut off.
+    all without `pass_rate_threshold`; never those that teach nothing because they were cut off.
     """
     loud = [not silences(one, options) for one in facts]
     threshold = _threshold(options)
@@ -248,7 +248,7 @@ def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> l
 def eligibility_metrics(
     facts: Sequence[RewardFacts], options: ObjectiveOptions
 ) -> dict[str, float]:
-    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without `mix = replace`."""
+    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without a threshold."""
     threshold = _threshold(options)
     if threshold is None:
         return {}

@@ -191,6 +191,8 @@ def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
     assert eligible_turns([turn(-1.0), turn(1.0, prompt="b")], k2) == [True, False]
     with pytest.raises(ValidationError, match="mix = replace needs"):
         SupervisedOpd(name="supervised_opd", mix="replace")
+    with pytest.raises(ValidationError, match="pass_rate_threshold goes by rewards"):
+        SupervisedOpd(name="supervised_opd", pass_rate_threshold=0.5)
 
 
 def test_an_anchor_is_the_length_at_which_a_prompt_first_passed_often() -> None:
@@ -320,6 +322,7 @@ def test_no_session_is_compared_without_an_outcome() -> None:
         ({**SESSIONS, "length_penalty": "uniform"}, "unset length_penalty"),
         ({**SESSIONS, "reward_best_of": 2}, "unset reward_best_of"),
         ({**SESSIONS, "mix": "replace", "pass_rate_threshold": 0.5}, "unset mix"),
+        ({**SESSIONS, "pass_rate_threshold": 0.5}, "unset pass_rate_threshold"),
         ({"reward_outcome": "only", "reward_coef": 0.0}, "set reward_coef above 0"),
     ],
 )

@@ -45,7 +45,8 @@ def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
             batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
         )
     ranges = {"opd/loss": value_BT}
-    return _terms(batch, _clamp(value_BT, options.loss_max_clamp), means, ranges)
+    loss_BT = options.opd_coef * _clamp(value_BT, options.loss_max_clamp)
+    return _terms(batch, loss_BT, means, ranges)
 
 
 def forward_kl_terms(batch: TokenBatch, options: ForwardKlTopk) -> TokenTerms:
