@@ -7,6 +7,7 @@ prompt tokens, in one scope. It only reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, select
@@ -94,21 +95,19 @@ def _past(
         .order_by(TurnRow.newest_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
         .limit(MOST + len(batch))
     )
-    found: dict[str, Row[Any]] = {}
+    found: dict[str, PastSession] = {}
     among = set(batch)
     for row in rows:
-        if row.session_id not in among and len(found) < MOST:
-            found.setdefault(row.session_id, row)
-    worth = values_of(connection, found) if values else {}
-    return tuple(
-        PastSession(
-            session_id=session_id,
-            version=row.version,
-            outcome=row.value,
-            values=worth.get(session_id, ()),
-        )
-        for session_id, row in found.items()
-    )
+        if row.session_id not in among:
+            found.setdefault(
+                row.session_id,
+                PastSession(session_id=row.session_id, version=row.version, outcome=row.value),
+            )
+    past = list(found.values())[:MOST]
+    if values:
+        worth = values_of(connection, [one.session_id for one in past])
+        past = [replace(one, values=worth.get(one.session_id, ())) for one in past]
+    return tuple(past)
 
 
 def _attempts(start: EqualPrompt) -> Select[str, int | None, float | None]:
