@@ -126,7 +126,7 @@ def test_turns_are_valued_by_somebody(tmp_path):
             resolve(values, None, [*process, *some])
     history = resolve(values, None, [*process, *asked]).trainer.history
     assert history is not None
-    assert (history.values, history.sessions) == (True, False)
+    assert (history.values, history.sessions) == (True, True)
     with pytest.raises(ConfigError, match="has no meaning with reward_baseline process"):
         resolve(values, None, [*process, *asked, "trainer.objective.divide_by_std=false"])
 
