@@ -36,7 +36,7 @@ class ProxyMetrics:
         self._add_store_metrics()
         self.links = self._counter("opd_links", "Requests, by how they were linked.", "how")
         self.feedback = self._counter(
-            "opd_feedback", "Feedback taken, by what became of it.", "outcome"
+            "opd_feedback", "Feedback, by what became of it, or why it was refused.", "outcome"
         )
         self.reviews = self._counter(
             "opd_reviews", "Hints that people decided on, by what they decided.", "decision"
@@ -155,6 +155,10 @@ class ProxyMetrics:
         )
         self.expired_turns = self._counter(
             "opd_retention_turns", "Turns deleted because of their session's age."
+        )
+        self.expired_answers = self._counter(
+            "opd_retention_answers",
+            "Rewarded answers that pass rates no longer count, because of their session's age.",
         )
 
     def _counter(self, name: str, text: str, label: str | None = None) -> Counter:

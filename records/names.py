@@ -91,6 +91,7 @@ class DropReason(StrEnum):
     BEYOND_TRAINER_MEMORY = "beyond_trainer_memory"
     ROUTED_EXPERTS_MISSING = "routed_experts_missing"
     SAMPLING_WEIGHTS_GONE = "sampling_weights_gone"
+    FOREIGN_TOKENS = "foreign_tokens"
     ROLLOUT_REJECTED = "rollout_rejected"
     NEUTRAL_REWARD = "neutral_reward"
     NO_OUTCOME = "no_outcome"

@@ -283,11 +283,14 @@ NO_HISTORY = PromptHistory()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSession:
-    """The outcome of an earlier session, whose first turn `version` sampled."""
+    """The outcome of an earlier session, whose first turn `version` sampled, and what its turns
+    were worth, if that was asked for.
+    """
 
     session_id: str
     version: int
     outcome: float
+    values: tuple[tuple[str, float | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,6 +366,17 @@ class ReadySample:
         if len(self.prompt_ids) == 0:
             raise ValueError(f"turn {self.turn_id}: a prompt without tokens cannot be scored")
         self._check_extras()
+
+    def fits_vocabulary(self, size: int) -> bool:
+        """Whether every id that training may look at is in [0, `size`)."""
+        ids = [self.prompt_ids, self.response_ids]
+        for teaching in self.teachings:
+            ids.append(teaching.hinted_prompt_ids)
+            if teaching.topk_ids is not None:
+                ids.append(teaching.topk_ids)
+        if self.side_samples is not None:
+            ids.append(self.side_samples.ids)
+        return all(one.min() >= 0 and one.max() < size for one in ids if one.size)
 
     def _check_extras(self) -> None:
         length = len(self.response_ids)

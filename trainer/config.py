@@ -21,7 +21,7 @@ from records.names import SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
-from trainer.config_checks import check_combination, check_schedule, leaves_stale_uncorrected
+from trainer.config_checks import check_combination, check_schedule, repeats_problem
 from trainer.objectives.names import AggregationMode, validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions
 from trainer.objectives.rollout_correction.config import CorrectionConfig
@@ -162,9 +162,9 @@ class TrainerConfig(BaseModel):
     """Weight of the entropy bonus; at 0 the entropy is computed for the metrics only."""
 
     prompt_history_versions: int = Field(default=32, ge=0)
-    """Where a turn is compared with others of its prompt, earlier rewarded answers to it count if
-    they were sampled at most this many versions before; 0: those of the same version as the batch's
-    newest turn.
+    """For pass rates, and where a turn is compared with others, earlier rewarded answers to its
+    prompt count if they were sampled at most this many versions before; 0: those of the same
+    version as the batch's newest turn.
     """
     outcome_wait_s: float = Field(default=600.0, ge=0)
     """With `objective.reward_outcome`: how long a ready turn waits for its session's outcome. After
@@ -319,15 +319,16 @@ class TrainerConfig(BaseModel):
 
     @property
     def history(self) -> HistoryWindow | None:
-        """What to read of a prompt's earlier answers; None: nothing."""
+        """What to read of a prompt's earlier answers; None: nothing. Whatever rewards are compared
+        with, metrics by difficulty need the prompt's pass rate.
+        """
         objective = self.objective
-        by_prompt = objective.compares_prompts or objective.needs_first_answers
-        if not (by_prompt or objective.compares_sessions or objective.values_turns):
+        if "reward" not in objective.needs:
             return None
         return HistoryWindow(
             versions=self.prompt_history_versions,
             first=objective.needs_first_answers,
-            sessions=objective.compares_sessions,
+            sessions=objective.compares_sessions or objective.values_turns,
             values=objective.values_turns,
             outcomes=objective.outcome_reward is not None,
         )
@@ -379,11 +380,8 @@ class TrainerConfig(BaseModel):
                 "lesson_counter_share and lesson_keep_share leave nothing for hints: their sum "
                 "must be below 1"
             )
-        if self.replay_times > 1 and leaves_stale_uncorrected(self):
-            raise ValueError(
-                "replay_times above 1 trains turns on weights that did not sample them: set "
-                "correction.importance_level, or a surrogate that weighs them"
-            )
+        if self.replay_times > 1 and (problem := repeats_problem(self)) is not None:
+            raise ValueError(problem)
         if self.replay_times > 1 and self.staleness_bound == 0:
             raise ValueError(
                 "replay_times above 1 needs turns that are older than the policy: set "

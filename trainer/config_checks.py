@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainer.objectives.option_base import TeacherReach
-from trainer.objectives.options import HindsightOpd
+from trainer.objectives.options import HindsightOpd, SelfDistillation, SideSampleOptions
 
 if TYPE_CHECKING:
     from trainer.config import TrainerConfig
@@ -73,6 +73,29 @@ def leaves_stale_uncorrected(config: TrainerConfig) -> bool:
     return is_plain and not weighs_itself
 
 
+def repeats_problem(config: TrainerConfig) -> str | None:
+    """None, or in one line why these settings cannot train a turn again, and what to set instead:
+    the loss must weigh a turn by the ratio of the policy to the weights that sampled it.
+    """
+    objective = config.objective
+    if isinstance(objective, SideSampleOptions):
+        weighs, remedy = objective.has_ratio, "set direction = reverse and importance = true"
+    elif isinstance(objective, HindsightOpd):
+        weighs = not leaves_stale_uncorrected(config)
+        remedy = "set correction.importance_level, or a surrogate that weighs them"
+    elif isinstance(objective, SelfDistillation):
+        weighs = config.correction.settings().importance_level is not None
+        remedy = "set correction.importance_level"
+    else:
+        weighs, remedy = False, "choose hindsight_opd, self_distillation or side_samples"
+    if weighs:
+        return None
+    return (
+        "replay_times above 1 trains turns on weights that did not sample them, and objective "
+        f"{objective.name} as it is set does not correct for that: {remedy}, or replay_times = 1"
+    )
+
+
 def lessons_problem(config: TrainerConfig) -> str | None:
     """None, or in one line why these settings cannot train lessons, and what to set instead."""
     if config.replay_times > 1:
@@ -85,10 +108,14 @@ def lessons_problem(config: TrainerConfig) -> str | None:
             f"objective {config.objective.name!r} learns from rewards alone, but lessons have a "
             "teacher and no reward: choose another, or set rehearsal.enabled = false"
         )
-    if isinstance(config.objective, TeacherReach) and config.objective.mix == "replace":
+    objective = config.objective
+    if isinstance(objective, TeacherReach) and objective.pass_rate_threshold is not None:
+        is_replaced = objective.mix == "replace"
+        name = "mix = replace" if is_replaced else "pass_rate_threshold"
+        remedy = "set mix = sum without pass_rate_threshold" if is_replaced else "unset it"
         return (
-            "objective.mix = replace lets a teacher act on failed answers only, but lessons have "
-            "no reward: set mix = sum, or rehearsal.enabled = false"
+            f"objective.{name} lets a teacher act on failed answers only, but lessons have no "
+            f"reward: {remedy}, or rehearsal.enabled = false"
         )
     if config.side_source is not None:
         return (

@@ -32,6 +32,7 @@ async def sweep(
         else:
             metrics.expired_sessions.inc(gone.num_sessions)
             metrics.expired_turns.inc(gone.num_turns)
+            metrics.expired_answers.inc(gone.num_answers)
             if gone.num_sessions:
                 sessions.forget_names()
                 logger.info(

@@ -8,6 +8,7 @@ is 503, and the client may send the same again.
 
 from __future__ import annotations
 
+import logging
 import re
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -26,6 +27,7 @@ from records.feedback.feedback_writes import TooMuchFeedback
 from records.names import Consent
 
 router = APIRouter()
+logger = logging.getLogger(__name__)
 
 _OTHER_BYTES = 16_384
 """Bytes of a body besides its texts."""
@@ -64,6 +66,9 @@ async def add(request: Request) -> dict[str, Any]:
         kept = await _add(service, caller.scope, fields)
     except ApiError as error:
         count_refusal(service, error)
+        if error.status in (404, 409) and error.code is not None:
+            service.metrics.feedback.labels(error.code).inc()
+            logger.warning("feedback was refused: %s", error.code)
         raise
     service.metrics.requests.labels("200").inc()
     service.metrics.feedback.labels(kept.outcome.value if kept.is_new else "duplicate").inc()

@@ -18,6 +18,7 @@ from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.terminal import LearningProgress
 from opd.processes.run import Run
+from opd.report.log_notices import notices_said
 from opd.report.progress import ProgressBar
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
@@ -52,6 +53,7 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
             keys=config.policy.keys,
             served=ServedFile(folder),
         ) as engine,
+        notices_said(console, folder / "logs"),
     ):
         await processes.start_engines()
         timings["starting engines"] = time.monotonic() - started

@@ -127,8 +127,8 @@ class ClusterConfig(_Section):
     """The start weights in Megatron's format. Unset: slime reads the Hugging Face folder itself."""
     routing_replay: Literal["auto", "none", "R2", "R3"] = "auto"
     """For a mixture of experts: whether training uses the experts that the trainer chose before the
-    step (R2), or those that the engine chose while it sampled (R3). auto: R3 if these are recorded
-    (`engine_client.routed_experts_topk`), else none for one step on a batch
+    step (R2), or those that the engine chose while it sampled (R3), which
+    `engine_client.routed_experts_topk` records. auto: none for one step on a batch
     (`trainer.epochs_per_batch`), R2 for two or three, R3 for more.
     """
     calibration_bound: PositiveFloat = CALIBRATION_BOUND

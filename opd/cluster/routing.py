@@ -9,6 +9,9 @@ from opd.run.config import RunConfig
 RoutingReplay = Literal["none", "R2", "R3"]
 """No replay; the trainer's routing before the step; the engine's while it sampled."""
 
+CLIPPED_FROM = 8
+"""From this many steps on a batch, replay alone does not keep training stable."""
+
 
 def replay_for(passes: int) -> RoutingReplay:
     """What the sources choose for this many steps on a batch."""
@@ -23,10 +26,11 @@ def routing_replay(config: RunConfig) -> tuple[RoutingReplay, str]:
     asked = config.cluster.routing_replay
     if asked != "auto":
         return asked, "cluster.routing_replay"
-    if config.engine_client.routed_experts_topk:
-        return "R3", "engine_client.routed_experts_topk"
     passes = config.trainer.epochs_per_batch
-    return replay_for(passes), f"{passes} {'step' if passes == 1 else 'steps'} on a batch"
+    why = f"{passes} {'step' if passes == 1 else 'steps'} on a batch"
+    if passes >= CLIPPED_FROM:
+        why += "; so many need a clip as well"
+    return replay_for(passes), why
 
 
 def routing_problem(config: RunConfig, *, is_moe: bool) -> str | None:

@@ -28,6 +28,12 @@ SAME_ARITHMETIC = 1e-3
 """Trainer and engine count as equal up to this difference, in nats per token."""
 NEWEST = 50
 """Number of newest steps that are examined."""
+ENGINE_CAP = 2.0
+"""Cap of the engine's own ratio beside decoupled PPO: the source names 2 to 10."""
+VERSIONS_AHEAD = 4
+"""How far generation may run ahead of training: the source names 4 for code."""
+MOST_AHEAD = 8
+"""The most that it names, for mathematics."""
 TOOL_SPREAD = 2.0
 """Ratios after tool output need more if their spread is this many times that of other tokens."""
 
@@ -73,9 +79,10 @@ def advice(
 ) -> Iterator[Advice]:
     """Advice from the newest steps' `rows` (metrics.jsonl, at least one)."""
     trainer = config.trainer
-    age = _on_age(trainer, rows)
+    age = _on_age(config, rows)
     yield _on_arithmetic(trainer, rows, is_answered=bool(age.set_these))
     yield age
+    yield from _on_schedule(trainer, rows)
     yield _on_experts(config, is_mixture=is_mixture)
     yield from _on_tools(config, rows)
     yield from _on_health(rows)
@@ -88,7 +95,11 @@ def _on_arithmetic(
     question = "Do engine and trainer compute alike?"
     found = _largest(rows, "rollout_corr/kl_fresh")
     has_weights = trainer.correction.settings().importance_level is not None
-    weighs_itself = _surrogate(trainer) in ("decoupled", "a3po")
+    objective = trainer.objective
+    weighs_itself = isinstance(objective, HindsightOpd) and objective.surrogate in (
+        "decoupled",
+        "a3po",
+    )
     wanted = () if has_weights or weighs_itself or is_answered else _TOKEN_WEIGHTS
     if found is None:
         return Advice(
@@ -111,30 +122,77 @@ def _on_arithmetic(
 _TOKEN_WEIGHTS = ('trainer.correction.preset = "token_is"',)
 
 
-def _on_age(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Advice:
+def _on_age(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> Advice:
+    trainer = config.trainer
     question = "Do samples of older weights train?"
     oldest = _largest(rows, "staleness_max")
     if oldest is None:
         return Advice(question=question, seen="staleness was not recorded", choice="unknown")
-    seen = f"at most {oldest:.0f} versions old; trainer.max_staleness is {trainer.max_staleness}"
+    seen = f"at most {oldest:.0f} versions old; {_bound(trainer)}"
     if not oldest:
         return Advice(question=question, seen=seen, choice="no: no correction for age")
-    surrogate = _surrogate(trainer)
-    if surrogate is None:
-        choice = f"yes: bound their age; {trainer.objective.name} has no ratio to correct"
+    objective = trainer.objective
+    if not isinstance(objective, HindsightOpd):
+        choice = f"yes: bound their age; {objective.name} has no ratio to correct"
         return Advice(question=question, seen=seen, choice=choice)
-    is_corrected = surrogate in ("decoupled", "a3po", "m2po")
-    return Advice(
-        question=question,
-        seen=seen,
-        choice="yes: bound their age, and decoupled PPO",
-        set_these=()
-        if is_corrected
-        else (
+    found = _largest(rows, "rollout_corr/kl_fresh")
+    differs = found is not None and found > SAME_ARITHMETIC
+    if differs:
+        seen += f"; KL of fresh tokens at most {found:.2g} nats"
+    choice = "yes: bound their age, and decoupled PPO"
+    wanted: tuple[str, ...] = ()
+    if objective.surrogate not in ("decoupled", "a3po", "m2po"):
+        wanted = (
             'trainer.objective.surrogate = "decoupled"',
             # Its weights are ratios to the engine, so no others may apply.
             'trainer.correction.preset = "disabled"',
-        ),
+        )
+    if differs and config.cluster is not None:
+        choice += "; slime keeps no earlier weights, so its one ratio corrects the engine as well"
+    elif differs:
+        choice += " with token weights (TIS) of their own for the engine"
+        if objective.surrogate not in ("a3po", "m2po") and objective.engine_cap is None:
+            wanted = (*wanted, f"trainer.objective.engine_cap = {ENGINE_CAP}")
+    return Advice(question=question, seen=seen, choice=choice, set_these=wanted)
+
+
+def _bound(trainer: TrainerConfig) -> str:
+    """How old samples may be, and by which setting."""
+    if trainer.schedule == "async":
+        return f"trainer.max_staleness is {trainer.max_staleness}"
+    return f"trainer.schedule {trainer.schedule} allows {trainer.staleness_bound}"
+
+
+def _on_schedule(trainer: TrainerConfig, rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
+    """Where older samples train: whether generation is limited, as the source wants beside any
+    correction.
+    """
+    if not _largest(rows, "staleness_max"):
+        return
+    question = "Is generation kept from running ahead?"
+    seen = f"trainer.schedule is {trainer.schedule}; {_bound(trainer)}"
+    if trainer.schedule != "async":
+        lower = trainer.staleness_bound > MOST_AHEAD
+        yield Advice(
+            question=question,
+            seen=seen,
+            choice=f"it is, but further than the {MOST_AHEAD} versions that still train as well"
+            if lower
+            else "it is: rate-limiting",
+            set_these=(f"trainer.steps_off = {VERSIONS_AHEAD}",) if lower else (),
+        )
+        return
+    ahead = min(VERSIONS_AHEAD, trainer.max_staleness)
+    settable = trainer.objective.outcome_reward is None and ahead > 0
+    yield Advice(
+        question=question,
+        seen=seen,
+        choice="it is not: rate-limiting, so that requests wait and no sample is made to expire"
+        if settable
+        else "it is not, and it cannot be while turns wait for outcomes: bound their age alone",
+        set_these=('trainer.schedule = "step_off"', f"trainer.steps_off = {ahead}")
+        if settable
+        else (),
     )
 
 
@@ -202,11 +260,6 @@ def _on_health(rows: Sequence[Mapping[str, Any]]) -> Iterator[Advice]:
             seen=f"{newest[metric]} ({times} of {len(rows)} steps)",
             choice=_REMEDIES[metric],
         )
-
-
-def _surrogate(trainer: TrainerConfig) -> str | None:
-    objective = trainer.objective
-    return objective.surrogate if isinstance(objective, HindsightOpd) else None
 
 
 def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:

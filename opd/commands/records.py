@@ -161,6 +161,10 @@ def _say_deleted(deleted: Deleted, session_ids: Sequence[str], outcome: Outcome)
         f"{deleted.num_messages} messages that no other session needs"
         + (f", {deleted.num_lessons} lessons sampled there" if deleted.num_lessons else "")
     )
+    if deleted.num_answers:
+        outcome.lines.append(
+            f"pass rates of prompts no longer count {deleted.num_answers} rewarded answers"
+        )
     outcome.lines += [f"session {session_id}" for session_id in session_ids]
     if deleted.leased_by:
         outcome.problem(

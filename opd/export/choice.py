@@ -87,6 +87,7 @@ ALLOWED = frozenset(
         DropReason.BEYOND_TRAINER_MEMORY,
         DropReason.ROUTED_EXPERTS_MISSING,
         DropReason.SAMPLING_WEIGHTS_GONE,
+        DropReason.FOREIGN_TOKENS,
         DropReason.ROLLOUT_REJECTED,
         DropReason.NEUTRAL_REWARD,
         DropReason.NO_OUTCOME,

@@ -1,7 +1,8 @@
 """May this teacher score this student's tokens? (ALGORITHMS 7.5)
 
 A teacher sees ids. If its tokenizer gives the same text other ids, or its template marks turns in
-another way, it scores another text and the KL explodes. Equal tokenizers are necessary; the probe
+another way, it scores another text and the KL explodes. Equal tokenizers are necessary: the same
+vocabulary, the same special tokens, and the same ids of probe texts. The probe
 of template tokens shows whether the teacher also expects this format.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,6 +28,17 @@ PROBE: tuple[dict[str, str], ...] = (
     {"role": "assistant", "content": "101."},
     {"role": "user", "content": "And the next one?"},
 )
+
+PROBE_TEXTS: tuple[str, ...] = (
+    "Answer briefly: what is the largest prime number below 1000000?",
+    "  2026-11-27T09:05:00Z  1,234,567.89  0x7fff  v1.20.3\t\t|\r\n\n",
+    "def f(x: int) -> str:\n    return f\"{x!r}\" if x != 0 else ''  # don't\n",
+    '{"name": "look_up", "arguments": {"city": "São Paulo", "limit": 10}}',
+    # Letters composed and decomposed, a ligature, full-width digits: normalisers differ.
+    "naïve nai\u0308ve ﬁn １２３ İstanbul ẞ",
+    "你好，世界 Привет مرحبا 🙂👩‍💻",
+)
+"""Texts whose ids are compared: equal vocabularies may split and normalise a text differently."""
 
 
 class TeacherEngine(Protocol):
@@ -46,6 +59,8 @@ def tokenizer_differences(student: Any, teacher: Any) -> list[str]:
         differences.append(
             f"token {moved!r} has the id {own[moved]} against {other.get(moved, 'none')}"
         )
+    else:
+        differences += _splits_differently(student, teacher)
     special = sorted({*student.all_special_tokens, *teacher.all_special_tokens})
     for token in special:
         pair = [model.get_vocab().get(token) for model in (student, teacher)]
@@ -117,6 +132,17 @@ def _compare_folders(student: str, teacher: str) -> list[str]:
     except (OSError, ValueError) as error:
         return [f"its tokenizer cannot be loaded from {teacher} ({type(error).__name__})"]
     return tokenizer_differences(AutoTokenizer.from_pretrained(student), other)
+
+
+def _splits_differently(student: Any, teacher: Any) -> list[str]:
+    """The first probe text that becomes other ids, with the pieces that differ first."""
+    for text in PROBE_TEXTS:
+        ids = [model.encode(text, add_special_tokens=False) for model in (student, teacher)]
+        if ids[0] != ids[1]:
+            pairs = zip_longest(*(student.convert_ids_to_tokens(one) for one in ids))
+            own, other = next(pair for pair in pairs if pair[0] != pair[1])
+            return [f"the text {text[:40]!r} becomes other ids: token {own!r} against {other!r}"]
+    return []
 
 
 def _digest(vocabulary: dict[str, int]) -> str:

@@ -22,7 +22,7 @@ from opd.processes.run import Run
 from opd.rehearsal.saying import LearningLine
 from opd.report.at_work import LINE_EVERY_S
 from opd.report.held import held_line
-from opd.report.log_notices import LogNotices
+from opd.report.log_notices import LogNotices, say_notices
 from opd.report.status import status_line
 from opd.report.step_lines import StepLines
 from opd.run import config as run_config
@@ -149,9 +149,7 @@ async def say_how_it_stands(
     said = "\n".join(line for line in lines if line is not None)
     if said != before:
         console.print(said, markup=False, highlight=False, soft_wrap=True)
-    for notice in notices.new():
-        # What a process logs is not markup.
-        console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    say_notices(notices, console)
     return said
 
 

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from opd.replay.modes import ReplayMode
+from trainer.config import TrainerConfig
 
 
 class ReplayConfig(BaseModel):
@@ -28,7 +29,9 @@ class ReplayConfig(BaseModel):
     max_new_tokens: int = Field(default=512, ge=1)
     """`resample`: most tokens of a response."""
     staleness_eta: int = Field(default=1, ge=0)
-    """`resample`: how many updates sampling may run ahead of training."""
+    """`resample`: how many updates sampling may run ahead of training; at most
+    `trainer.max_staleness`.
+    """
     hard_samples: int = Field(default=1, ge=1)
     """`resample`: most answers to one prompt. A prompt of a task that the recorded sessions mostly
     failed is answered more often (ALGORITHMS 8.4).
@@ -39,3 +42,26 @@ class ReplayConfig(BaseModel):
         if self.hard_samples > 1 and self.mode != "resample":
             raise ValueError("hard_samples needs mode = resample: nothing else samples")
         return self
+
+
+def check_resampling(replay: ReplayConfig, trainer: TrainerConfig) -> None:
+    """Raise ValueError for a training that does not fit `resample`."""
+    if replay.mode != "resample":
+        return
+    if trainer.objective.outcome_reward is not None:
+        raise ValueError(
+            "replay.mode = resample answers again, but a recording's outcome is of its own "
+            "answers: set trainer.objective.reward_outcome = none, or replay.mode = rescore"
+        )
+    if trainer.schedule != "async":
+        raise ValueError(
+            f"trainer.schedule = {trainer.schedule} holds requests of agents, and in replay.mode = "
+            "resample there are none: set trainer.schedule = async, and limit sampling with "
+            "replay.staleness_eta"
+        )
+    if replay.staleness_eta > trainer.max_staleness:
+        raise ValueError(
+            f"replay.staleness_eta = {replay.staleness_eta} samples further ahead than "
+            f"trainer.max_staleness = {trainer.max_staleness} lets train: set staleness_eta to at "
+            "most that"
+        )

@@ -49,6 +49,7 @@ class ImportProblem(StrEnum):
     MISSING_TOOLS = "missing_tools"
     SAME_SESSION_ID = "same_session_id"
     BAD_OUTCOME = "bad_outcome"
+    OTHER_OUTCOME = "other_outcome"
     # Of a turn
     SIDE_TURN = "side_turn"
     UNRENDERABLE = "unrenderable"

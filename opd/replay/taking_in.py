@@ -15,7 +15,7 @@ from opd.replay.importing import SCOPE, ImportSettings, PreparedImport, prepare_
 from opd.replay.reading import read_recordings
 from opd.replay.recorded import ImportProblem, Problem, RecordedSession
 from opd.replay.votes import Votes, read_votes
-from records.reading.replaying import PreparedSession
+from records.reading.replaying import ImportedSession, PreparedSession
 from records.store import Store
 from records.turns.turn_writes import PreparedTurn
 from rollout_bridge.rendering.rendering import Rendering
@@ -97,9 +97,14 @@ async def _sessions(
     problems: TextIO,
     progress: Callable[[ImportReport], None],
 ) -> None:
-    prepared_rows: list[PreparedSession] = []
-    in_writing: list[PreparedSession] = []
-    writing: asyncio.Task[int] | None = None
+    to_write: list[_ToWrite] = []
+    in_writing: list[_ToWrite] = []
+    writing: asyncio.Task[list[ImportedSession]] | None = None
+
+    async def written() -> None:
+        if writing is not None:
+            _count_written(in_writing, await writing, report, problems)
+
     try:
         for item in read_recordings(recordings):
             if isinstance(item, Problem):
@@ -114,18 +119,25 @@ async def _sessions(
             _count(item, prepared, report, problems)
             if prepared.rows is not None:
                 stored = await store.recorded_turns(SCOPE, item.session_id)
-                others = [*in_writing, *prepared_rows]
+                others = [one.rows for one in (*in_writing, *to_write)]
                 other = _says_otherwise(item, prepared.rows, stored, others)
                 if other is not None:
                     _note(other, report, problems)
-                prepared_rows.append(prepared.rows)
-            if len(prepared_rows) == _AT_ONCE:
-                report.num_new += await writing if writing is not None else 0
-                writing = asyncio.create_task(_write(store, prepared_rows))
-                prepared_rows, in_writing = [], prepared_rows
+                to_write.append(
+                    _ToWrite(
+                        rows=prepared.rows,
+                        source=item.source,
+                        line=item.line,
+                        session_id=item.session_id,
+                    )
+                )
+            if len(to_write) == _AT_ONCE:
+                await written()
+                writing = asyncio.create_task(_write(store, to_write))
+                to_write, in_writing = [], to_write
             progress(report)
-        report.num_new += await writing if writing is not None else 0
-        report.num_new += await _write(store, prepared_rows)
+        await written()
+        _count_written(to_write, await _write(store, to_write), report, problems)
     except BaseException:
         if writing is not None:
             writing.cancel()
@@ -177,9 +189,38 @@ def _position(turn: PreparedTurn) -> int:
     return turn.recording["position"]
 
 
-async def _write(store: Store, prepared: Sequence[PreparedSession]) -> int:
-    """Returns how many turns are new."""
-    return sum(await asyncio.gather(*(store.import_session(one) for one in prepared)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ToWrite:
+    """A session as rows, and where it was read."""
+
+    rows: PreparedSession
+    source: str
+    line: int | None
+    session_id: str
+
+
+async def _write(store: Store, sessions: Sequence[_ToWrite]) -> list[ImportedSession]:
+    return await asyncio.gather(*(store.import_session(one.rows) for one in sessions))
+
+
+def _count_written(
+    sessions: Sequence[_ToWrite],
+    imported: Sequence[ImportedSession],
+    report: ImportReport,
+    problems: TextIO,
+) -> None:
+    for session, result in zip(sessions, imported, strict=True):
+        report.num_new += result.num_new
+        if result.other_outcome is not None:
+            problem = Problem(
+                source=session.source,
+                reason=ImportProblem.OTHER_OUTCOME,
+                detail=f"outcome_reward is {session.rows.outcome:g}, but the session already has "
+                f"the outcome {result.other_outcome:g}, which stays",
+                line=session.line,
+                session_id=session.session_id,
+            )
+            _note(problem, report, problems)
 
 
 def _count(

@@ -25,6 +25,7 @@ from opd.replay.modes import ReplayMode
 from opd.replay.show import ReplayProgress
 from opd.replay.taking_in import ImportReport, take_in
 from opd.report.curves import metric_rows
+from opd.report.log_notices import notices_said
 from opd.report.run_summary import run_summary
 from opd.run import config as run_config
 from opd.run.checks import run_warnings
@@ -138,7 +139,10 @@ class _Replay:
                     )
                 if await self._has_work(store):
                     shown.starting()
-                    async with Run(config, self._folder) as processes:
+                    async with (
+                        Run(config, self._folder) as processes,
+                        notices_said(self._console, self._folder / "logs"),
+                    ):
                         await processes.start_engines()
                         await self._work(store, processes, shown)
                 status = await store.replay_status()

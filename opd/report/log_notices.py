@@ -6,14 +6,20 @@ while a terminal shows that all is well. Warnings of libraries stay in the logs.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Self
 
+from rich.console import Console
+
 PROCESSES = ("proxy", "trainer", "judge", "engine_policy", "engine_frozen", "serve")
 """Further workers of the endpoint have logs of their own: proxy.2, ..."""
+SAY_EVERY_S = 15.0
 _MOST_BYTES = 2**20
 _MOST_KINDS = 5
 _PACKAGES = "opd|trainer|judge|api_proxy|rollout_bridge|records"
@@ -89,3 +95,30 @@ class LogNotices:
         end = part.rfind(b"\n") + 1  # the rest is being written
         self._read_to[name] = begin + end
         return part[:end].decode(errors="replace").splitlines()
+
+
+def say_notices(notices: LogNotices, console: Console) -> None:
+    """Print what is new; what a process logs is not markup."""
+    for notice in notices.new():
+        console.print(notice, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+@asynccontextmanager
+async def notices_said(
+    console: Console, logs: Path, every_s: float = SAY_EVERY_S
+) -> AsyncGenerator[None]:
+    """Print what the processes of a run warn of, as it comes, and what is left at the end."""
+    notices = LogNotices(logs)
+
+    async def look() -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            say_notices(notices, console)
+
+    looking = asyncio.create_task(look())
+    try:
+        yield
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+        say_notices(notices, console)

@@ -22,7 +22,7 @@ from judge.config import JudgeConfig
 from judge.verifier.config import VerifierConfig
 from opd.cluster.config import ClusterConfig
 from opd.guard.config import GuardConfig
-from opd.replay.config import ReplayConfig
+from opd.replay.config import ReplayConfig, check_resampling
 from opd.run.checks import check_rehearsal, check_run
 from records.config import StoreConfig
 from records.reading.explaining import Limits
@@ -163,11 +163,7 @@ class RunConfig(BaseModel):
     def _sections_fit(self) -> RunConfig:
         check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
-        if self.replay.mode == "resample" and self.trainer.objective.outcome_reward is not None:
-            raise ValueError(
-                "replay.mode = resample answers again, but a recording's outcome is of its own "
-                "answers: set trainer.objective.reward_outcome = none, or replay.mode = rescore"
-            )
+        check_resampling(self.replay, self.trainer)
         if self.trainer.objective.values_turns and not (
             self.verifier.source is not None and self.verifier.continuations
         ):

@@ -40,6 +40,7 @@ from records.tables.models import (
     VoteRow,
 )
 from records.tables.sql import chunks
+from records.training.prompt_history import num_answers
 from records.training.repeats import repeat_no_more
 
 _OF_A_TURN = (
@@ -55,7 +56,8 @@ WRITING_LOCK = 7_203_115_064_981_238
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deleted:
-    """What one deletion did. `versions` were trained on what it deleted (`records.care.lineage`).
+    """What one deletion did. Pass rates no longer count `num_answers` of it. `versions`
+    were trained on what it deleted (`records.care.lineage`).
 
     If there are `leased_by` (owners of leases), a step is being taken on turns of these sessions:
     nothing else of them can be leased any more, but they are not deleted yet.
@@ -65,6 +67,7 @@ class Deleted:
     num_turns: int = 0
     num_messages: int = 0
     num_lessons: int = 0
+    num_answers: int = 0
     versions: tuple[int, ...] = ()
     leased_by: tuple[str, ...] = ()
 
@@ -87,6 +90,7 @@ def delete_sessions_op(
     found = lineage(connection, session_ids)
     note_deletions(connection, session_ids, found, reason, now)
     num_lessons = forgetting.delete_lessons(connection, turn_ids)
+    answers = num_answers(connection, [*turn_ids, *fed])
     _forget_feedback(connection, fed)
     _free_others(connection, turn_ids)
     path = _path_of(connection, turn_ids)
@@ -106,6 +110,7 @@ def delete_sessions_op(
         num_turns=len(turn_ids),
         num_messages=num_messages,
         num_lessons=num_lessons,
+        num_answers=answers,
         versions=tuple(sorted(found.all_versions)),
     )
 

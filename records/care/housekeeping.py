@@ -87,6 +87,7 @@ class Housekeeping:
                 num_turns=total.num_turns + done.num_turns,
                 num_messages=total.num_messages + done.num_messages,
                 num_lessons=total.num_lessons + done.num_lessons,
+                num_answers=total.num_answers + done.num_answers,
                 versions=tuple(sorted({*total.versions, *done.versions})),
                 leased_by=tuple(sorted({*total.leased_by, *done.leased_by})),
             )

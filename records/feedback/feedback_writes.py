@@ -40,6 +40,7 @@ _AFTER_READY = frozenset(
         DropReason.NONFINITE_GRADIENT,
         DropReason.ROUTED_EXPERTS_MISSING,
         DropReason.SAMPLING_WEIGHTS_GONE,
+        DropReason.FOREIGN_TOKENS,
     }
 )
 

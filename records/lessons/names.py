@@ -46,6 +46,7 @@ class LessonDrop(StrEnum):
     TEACHER_MISALIGNED = "teacher_misaligned"
     BEYOND_TRAINER_MEMORY = "beyond_trainer_memory"
     SAMPLING_WEIGHTS_GONE = "sampling_weights_gone"
+    FOREIGN_TOKENS = "foreign_tokens"
     TEACHER_LOGPROBS_INVALID = "teacher_logprobs_invalid"
     ENGINE_UNAVAILABLE = "engine_unavailable"
     BELOW_NOISE = "below_noise"

@@ -89,6 +89,9 @@ DROP_WORDS: dict[DropReason, str] = {
     DropReason.SAMPLING_WEIGHTS_GONE: (
         "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
     ),
+    DropReason.FOREIGN_TOKENS: (
+        "it has tokens that the vocabulary of the policy, or of its teacher, does not have"
+    ),
     DropReason.ROLLOUT_REJECTED: (
         "rollout correction rejected it: trainer and engine disagree too much about its tokens"
     ),
@@ -127,6 +130,9 @@ LESSON_WORDS: dict[LessonDrop, str] = {
     ),
     LessonDrop.SAMPLING_WEIGHTS_GONE: (
         "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
+    ),
+    LessonDrop.FOREIGN_TOKENS: (
+        "it has tokens that the vocabulary of the policy, or of its teacher, does not have"
     ),
     LessonDrop.ENGINE_UNAVAILABLE: "policy engine or teacher did not answer for too long",
     LessonDrop.BELOW_NOISE: "its batch taught less than the noise between engines and trainer",

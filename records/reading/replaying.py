@@ -54,9 +54,18 @@ class PreparedSession:
     """Its outcome, in [0, 1], if the recording has one."""
 
 
-def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> list[int]:
-    """Write what is not yet there of each session, closed; returns how many turns are new. The
-    first outcome of a session stays.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedSession:
+    """What became of a recorded session: how many turns are new, and the outcome that it has
+    already, if that is another than the recording's; the first one stays.
+    """
+
+    num_new: int
+    other_outcome: float | None = None
+
+
+def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> list[ImportedSession]:
+    """Write what is not yet there of each session, closed.
 
     Raises ValueError for a session of another scope.
     """
@@ -93,14 +102,23 @@ def import_op(connection: Connection, prepared: Sequence[PreparedSession]) -> li
         now = max(session.now for session in changed)
         session_ids = [session.session_id for session in changed]
         sessions.close_op(connection, session_ids, _CLOSED_AS, now)
-    for session in prepared:
-        if session.outcome is not None:
-            _keep_outcome(connection, session, session.outcome)
-    return added
+    return [
+        ImportedSession(
+            num_new=num_new,
+            other_outcome=(
+                None
+                if session.outcome is None
+                else _keep_outcome(connection, session, session.outcome)
+            ),
+        )
+        for session, num_new in zip(prepared, added, strict=True)
+    ]
 
 
-def _keep_outcome(connection: Connection, session: PreparedSession, outcome: float) -> None:
-    """Also if the recording got its outcome, or further turns, after an earlier import."""
+def _keep_outcome(connection: Connection, session: PreparedSession, outcome: float) -> float | None:
+    """Also if the recording got its outcome, or further turns, after an earlier import. Returns
+    another outcome that the session has already: that one stays.
+    """
     known = connection.execute(
         select(OutcomeRow.value).where(OutcomeRow.session_id == session.session_id)
     ).one_or_none()
@@ -122,6 +140,7 @@ def _keep_outcome(connection: Connection, session: PreparedSession, outcome: flo
             update(OutcomeRow).where(OutcomeRow.session_id == session.session_id).values(**values)
         )
     reopen(connection, session.session_id, session.now)
+    return None if known is None or known.value in (None, outcome) else known.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

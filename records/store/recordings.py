@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from records.care import deletion
 from records.reading import replay_status, replaying
 from records.reading.replay_status import RecordedHint, ReplayStatus
-from records.reading.replaying import PreparedSession
+from records.reading.replaying import ImportedSession, PreparedSession
 from records.store.base import StoreBase
+from records.tables import loading
 from records.training import session_history
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn
@@ -17,8 +19,8 @@ from records.types import CapturedTurn
 class RecordingStore(StoreBase):
     """Recorded sessions."""
 
-    async def import_session(self, session: PreparedSession) -> int:
-        """Store what is not yet there of a recorded session; returns how many turns are new."""
+    async def import_session(self, session: PreparedSession) -> ImportedSession:
+        """Store what is not yet there of a recorded session."""
         return await self.writer.run_bulk(replaying.import_op, session, "import_session")
 
     async def is_deleted(self, session_id: str) -> bool:
@@ -66,7 +68,9 @@ class RecordingStore(StoreBase):
 
         False, and nothing is written, if the claim is lost. Raises as `record_turn`.
         """
-        prepared = turns.prepare(sample, scope=scope, now=self._clock())
+        prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
+        turns.check_shared_part(sample, prompt_ids, response_ids)
+        prepared = replace(turns.prepare(sample, scope=scope, now=self._clock()), is_compared=True)
         return await self.write(
             replaying.replace_op,
             owner=owner,

@@ -6,28 +6,38 @@ the policy's earlier answers to it, in the turn's own scope. It only reads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, and_, select
+from sqlalchemy import Connection, Row, Select, and_, func, select
 
 from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
+from records.tables.sql import chunks
 from records.training.equal_prompts import EqualPrompt
 from records.types import PastAnswer, PromptHistory
 
 MOST = 256
 """Maximum answers to one prompt that are read from either end."""
 
+_COVERED = and_(
+    OutcomeRow.session_id == TurnRow.session_id, OutcomeRow.covers_until >= TurnRow.created_at
+)
+_COMPARABLE = (
+    TurnRow.newest_version.is_not(None),
+    TurnRow.distribution_modified.is_(None),
+    ~IS_HELD_OUT,
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryWindow:
     """What to read in addition to a batch: answers sampled at most `versions` versions before the
     newest of the batch and, with `first`, the first answers to each prompt, however old. With
-    `sessions`, outcomes of earlier sessions that began with the same prompt, in place of answers.
-    With `outcomes`, only answers whose sessions have an outcome, because rewards are then made from
-    it.
+    `sessions`, also outcomes of earlier sessions that began with the same prompt. With `values`,
+    what turns were worth, of the batch's and of these sessions. With `outcomes`, only answers whose
+    sessions have an outcome, because rewards are then made from it.
     """
 
     versions: int
@@ -92,21 +102,13 @@ def _rewarded(prompt: EqualPrompt, *, by_outcome: bool) -> Select[*tuple[Any, ..
             TokensRow.response_length.label("length"),
             OutcomeRow.value.label("outcome"),
         )
-        .outerjoin(
-            OutcomeRow,
-            and_(
-                OutcomeRow.session_id == TurnRow.session_id,
-                OutcomeRow.covers_until >= TurnRow.created_at,
-            ),
-        )
+        .outerjoin(OutcomeRow, _COVERED)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
         .join(TokensRow, TokensRow.turn_id == TurnRow.turn_id)
         .where(
             prompt.is_of_turn(),
-            TurnRow.newest_version.is_not(None),
-            TurnRow.distribution_modified.is_(None),
             reward.is_not(None),
-            ~IS_HELD_OUT,
+            *_COMPARABLE,
         )
     )
 
@@ -125,4 +127,25 @@ def _answers(
             outcome=row.outcome,
         )
         for row in kept
+    )
+
+
+def num_answers(connection: Connection, turn_ids: Sequence[str]) -> int:
+    """How many of these turns pass rates and group statistics may count: answers with a reward or
+    an outcome.
+    """
+    return sum(
+        connection.scalar(
+            select(func.count())
+            .select_from(TurnRow)
+            .outerjoin(OutcomeRow, _COVERED)
+            .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+            .where(
+                TurnRow.turn_id.in_(part),
+                VerdictRow.reward.is_not(None) | OutcomeRow.value.is_not(None),
+                *_COMPARABLE,
+            )
+        )
+        or 0
+        for part in chunks(turn_ids)
     )

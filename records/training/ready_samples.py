@@ -56,7 +56,7 @@ def load_samples(
         versions = window.versions if window is not None and window.sessions else None
         values = window is not None and window.values
         sessions = load_sessions(connection, rows, versions, values)
-    if window is not None and not (window.sessions or window.values):
+    if window is not None:
         lengths = {turn_id: len(prompt_ids) for turn_id, (prompt_ids, *_) in tokens.items()}
         histories = load_histories(connection, rows, lengths, window)
     return [

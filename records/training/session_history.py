@@ -7,6 +7,7 @@ prompt tokens, in one scope. It only reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, select
@@ -50,7 +51,7 @@ def load_sessions(
     """The facts of the session of each turn, by turn id; `rows` are those of `turns`, the batch.
 
     With `versions`, also earlier sessions whose first turn was sampled at most that many versions
-    before the newest of the batch.
+    before the newest of the batch. With `values`, what the turns of each session were worth.
     """
     session_ids = list(dict.fromkeys(row.session_id for row in rows.values()))
     outcomes = outcomes_of(connection, session_ids)
@@ -64,7 +65,7 @@ def load_sessions(
     past: dict[EqualPrompt, tuple[PastSession, ...]] = {}
     if versions is not None and known:
         past = {
-            start: _past(connection, start, max(known) - versions, session_ids)
+            start: _past(connection, start, max(known) - versions, session_ids, values)
             for start in dict.fromkeys(starts.values())
         }
     facts: dict[str, SessionOutcome] = {}
@@ -82,7 +83,7 @@ def load_sessions(
 
 
 def _past(
-    connection: Connection, start: EqualPrompt, oldest: int, batch: Sequence[str]
+    connection: Connection, start: EqualPrompt, oldest: int, batch: Sequence[str], values: bool
 ) -> tuple[PastSession, ...]:
     rows = connection.execute(
         _attempts(start)
@@ -102,7 +103,11 @@ def _past(
                 row.session_id,
                 PastSession(session_id=row.session_id, version=row.version, outcome=row.value),
             )
-    return tuple(found.values())[:MOST]
+    past = list(found.values())[:MOST]
+    if values:
+        worth = values_of(connection, [one.session_id for one in past])
+        past = [replace(one, values=worth.get(one.session_id, ())) for one in past]
+    return tuple(past)
 
 
 def _attempts(start: EqualPrompt) -> Select[str, int | None, float | None]:

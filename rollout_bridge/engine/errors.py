@@ -4,7 +4,8 @@ EngineError
 ├── EngineUnavailable    no usable answer: transport errors, timeouts, 5xx, after the retries
 ├── EngineRejected       the engine refused the request (4xx, or an error event in a stream)
 └── EngineProtocolError  the answer breaks the contract: ids, lengths, null or non-finite values
-    └── EngineLogprobError  ids and lengths are right, but a scored log-prob is not a number
+    ├── EngineLogprobError  ids and lengths are right, but a scored log-prob is not a number
+    └── ForeignTokens       the ids to score are not all in the engine's vocabulary
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class EngineProtocolError(EngineError):
 
 class EngineLogprobError(EngineProtocolError):
     """A scored log-prob is null, NaN or infinite, although ids and lengths are right."""
+
+
+class ForeignTokens(EngineProtocolError):
+    """Ids that the engine's vocabulary does not have: no answer can be had for them."""

@@ -34,6 +34,7 @@ from rollout_bridge.engine.errors import (
     EngineLogprobError,
     EngineProtocolError,
     EngineRejected,
+    ForeignTokens,
 )
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.fresh_claims import FreshClaims, FreshStore
@@ -58,6 +59,7 @@ logger = logging.getLogger(__name__)
 RewriteHint: TypeAlias = Callable[[TurnRecord, str], str | None]
 
 _TOO_LONG = re.compile(r"context|too long|longer than|exceed", re.I)
+_FOREIGN = re.compile(r"vocabulary|vocab_size|valid range is \[0, ", re.I)
 
 
 class ScoringStore(FreshStore, Protocol):
@@ -376,8 +378,13 @@ def fault_of(error: HintingError | EngineError) -> tuple[DropReason, str]:
     """
     if isinstance(error, HintingError):
         return error.reason, error.detail
+    if isinstance(error, ForeignTokens):
+        return DropReason.FOREIGN_TOKENS, str(error)
     if isinstance(error, EngineRejected):
-        if error.status not in (400, 413, 422) or not _TOO_LONG.search(error.message):
+        is_of_request = error.status in (400, 413, 422)
+        if is_of_request and _FOREIGN.search(error.message):
+            return DropReason.FOREIGN_TOKENS, str(error)
+        if not is_of_request or not _TOO_LONG.search(error.message):
             raise ServiceUnavailable(f"the teacher refuses: {error}") from error
         return DropReason.HINTED_PROMPT_TOO_LONG, str(error)
     if isinstance(error, EngineLogprobError):

@@ -16,7 +16,7 @@ import numpy as np
 from records.types import Ids, Logprobs
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.client import EngineClient
-from rollout_bridge.engine.errors import EngineProtocolError
+from rollout_bridge.engine.errors import ForeignTokens
 from rollout_bridge.engine.types import ModelInfo, ScoredTokens
 from rollout_bridge.scoring.replicas import Replicas
 from rollout_bridge.worker import StageStopped
@@ -109,7 +109,7 @@ class FrozenTeacher:
             scored, latency_s, info = await self._engines.first(ask)
         except ValueError as error:
             # A policy can sample an id of its head that the tokenizer does not have.
-            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
+            raise ForeignTokens(f"ids that cannot be scored: {error}") from error
         version = self._check_frozen(info)
         return TeacherScores(
             version=version,
@@ -133,7 +133,7 @@ class FrozenTeacher:
         try:
             found, info = await self._engines.first(ask)
         except ValueError as error:
-            raise EngineProtocolError(f"ids that cannot be scored: {error}") from error
+            raise ForeignTokens(f"ids that cannot be scored: {error}") from error
         self._check_frozen(info)
         return found
 

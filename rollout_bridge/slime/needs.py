@@ -33,7 +33,7 @@ class SampleNeeds(BaseModel):
     first_answers: bool = False
     """With `past_versions`: also the first answers to its prompt."""
     compares_sessions: bool = False
-    """With `past_versions`: earlier sessions that began like its own, in place of answers."""
+    """With `past_versions`: also earlier sessions that began like its own."""
     outcome_reward: OutcomeReward | None = None
     """How rewards are made from sessions' outcomes; unset: they are not."""
     outcome_wait_s: float = Field(default=0.0, ge=0)

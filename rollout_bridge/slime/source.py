@@ -359,6 +359,9 @@ class TurnSource:
 
     def _unusable(self, sample: ReadySample) -> DropReason | None:
         """Why the run's objective cannot train on a sample; None if it can."""
+        vocab_size = self._settings.probes.vocab_size
+        if vocab_size is not None and not sample.fits_vocabulary(vocab_size):
+            return DropReason.FOREIGN_TOKENS
         if not np.isfinite(sample.rollout_logprobs).all():
             return DropReason.ROLLOUT_LOGPROBS_INVALID
         if self._needs_experts and sample.routed_experts is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from sqlalchemy import Connection, select
 
 from records.config import StoreConfig
-from records.reading.replaying import PreparedSession, import_op
+from records.reading.replaying import ImportedSession, PreparedSession, import_op
 from records.store import Store
 from records.tables.models import Base, TurnTextRow
 from records.turns.turn_writes import NextState, prepare
@@ -67,7 +67,7 @@ async def test_a_group_is_stored_as_its_sessions_one_by_one(
     store: Store, tmp_path: Path, clock: Clock
 ) -> None:
     added = await store.writer.run(lambda connection: import_op(connection, sessions()))
-    assert added == [3, 4, 1, 0]
+    assert [one.num_new for one in added] == [3, 4, 1, 0]
     async with await Store.open(StoreConfig.sqlite(tmp_path / "single.db"), clock) as single:
         one_by_one = [await single.import_session(session) for session in sessions()]
         assert one_by_one == added
@@ -81,15 +81,15 @@ async def test_a_second_import_adds_nothing(store: Store) -> None:
     await store.writer.run(lambda connection: import_op(connection, sessions()))
     before = await store.writer.run(rows)
     again = await store.writer.run(lambda connection: import_op(connection, sessions()))
-    assert again == [0, 0, 0, 0]
+    assert [one.num_new for one in again] == [0, 0, 0, 0]
     assert await store.writer.run(rows) == before
 
 
 async def test_what_is_missing_behind_stored_turns_is_added(store: Store) -> None:
     whole = sessions()[1]
     start = replace(whole, turns=whole.turns[:2], next_states=whole.next_states[:2])
-    assert await store.import_session(start) == 2
-    assert await store.import_session(whole) == 2
+    assert (await store.import_session(start)).num_new == 2
+    assert (await store.import_session(whole)).num_new == 2
 
 
 async def test_a_session_that_cannot_be_taken_in_fails_alone(store: Store) -> None:
@@ -98,6 +98,6 @@ async def test_a_session_that_cannot_be_taken_in_fails_alone(store: Store) -> No
     outcomes = await asyncio.gather(
         store.import_session(good), store.import_session(orphan), return_exceptions=True
     )
-    assert outcomes[0] == 3
+    assert outcomes[0] == ImportedSession(num_new=3)
     assert isinstance(outcomes[1], ValueError)
     assert "is not stored" in str(outcomes[1])

@@ -7,7 +7,7 @@ its advantage. What each turn of a session added: the outcome at the last turn; 
 much more the next turn's prompt was worth than its own (ALGORITHMS 8.5, 8.6). It knows no tokens
 and no options.
 
-Shapes: N turns, S sessions, T turns of the longest.
+Shapes: N turns, S sessions of one prompt, T turns of the longest.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import itertools
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -38,7 +39,8 @@ ANCHOR_ANSWERS = 8
 """Answers per pass rate that can set an anchor."""
 EASY_PASS_RATE = 0.5
 """A prompt that passes at least this often counts as easy in metrics."""
-_NO_STEP = -1
+Values: TypeAlias = tuple[tuple[str, float | None], ...]
+"""Turn ids of a session, in their order, and what each was worth before it was answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,14 @@ class RewardFacts:
 
 
 def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
-    """The turns, followed by the earlier answers to their prompts, none of them twice."""
+    """The turns, followed by the earlier answers to their prompts, none of them twice. An answer to
+    the same prompt is at the same step.
+    """
     batch = {one.turn_id for one in facts}
     answers: dict[Hashable, dict[str, PastAnswer]] = {}
+    steps: dict[Hashable, int] = {}
     for one in facts:
+        steps.setdefault(one.prompt_key, one.step_index)
         found = answers.setdefault(one.prompt_key, {})
         for answer in one.history.recent:
             if answer.turn_id not in batch:
@@ -73,7 +79,7 @@ def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
     past = [
         RewardFacts(
             reward=answer.reward,
-            step_index=_NO_STEP,
+            step_index=steps[prompt_key],
             prompt_key=prompt_key,
             length=answer.length,
         )
@@ -155,7 +161,9 @@ def compared_share(facts: Sequence[RewardFacts]) -> float:
 def _sessions(
     facts: Sequence[RewardFacts],
 ) -> tuple[dict[str, float], dict[str, Hashable]]:
-    """The outcome of each session, those of the batch first, and the prompt that it began with."""
+    """The outcome of each session, those of the batch first, and the prompt that it began with.
+    Raises ValueError for a turn whose session has no outcome.
+    """
     outcomes: dict[str, float] = {}
     starts: dict[str, Hashable] = {}
     for one in facts:
@@ -173,49 +181,59 @@ def _sessions(
 
 def process_advantages(facts: Sequence[RewardFacts]) -> list[float]:
     """The advantage of each turn: outcomes and utilities are normalised separately over the
-    sessions of the batch, then each turn gets the sum of its own and of all later ones.
+    sessions that began with the same prompt, earlier ones included, then each turn gets the sum of
+    its own and of all later ones. A session alone keeps its outcome and utilities as they are.
 
     A turn outside the conversation that was valued, and the turns of a session without values, get
     only their outcome. Raises ValueError for a turn whose session has no outcome.
     """
-    if not facts:
-        return []
-    rewards: dict[str, list[float]] = {}
+    outcomes, starts = _sessions(facts)
+    values: dict[str, Values] = {}
     for one in facts:
-        if one.session.outcome is None:
-            raise ValueError(f"turn {one.turn_id}: its session has no outcome")
-        outcome = as_reward(one.session.outcome)
-        rewards.setdefault(one.session_id, [*_utilities(one), outcome])
-    longest = max(map(len, rewards.values()))
-    # Right-aligned: the outcome is in the last column of every session.
-    padded = [[0.0] * (longest - len(row)) + row for row in rewards.values()]
-    mask = [[0.0] * (longest - len(row)) + [1.0] * len(row) for row in rewards.values()]
+        values[one.session_id] = one.session.values
+    for one in facts:
+        for past in one.session.past:
+            values.setdefault(past.session_id, past.values)
+    groups: dict[Hashable, list[str]] = {}
+    for session_id in outcomes:
+        groups.setdefault(starts[session_id], []).append(session_id)
+    # What each session's places get, right-aligned: the last is that of its last turn.
+    found: dict[str, list[float]] = {}
+    for session_ids in groups.values():
+        rewards = [[*_utilities(values[one]), as_reward(outcomes[one])] for one in session_ids]
+        found |= dict(zip(session_ids, _normalised(rewards), strict=True))
+    return [found[one.session_id][_column(one)] for one in facts]
+
+
+def _normalised(rewards: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The advantages of one group's sessions; the outcome is the last of each."""
+    longest = max(map(len, rewards))
+    padded = [[0.0] * (longest - len(row)) + [*row] for row in rewards]
+    mask = [[0.0] * (longest - len(row)) + [1.0] * len(row) for row in rewards]
     found_ST = token_preserving_advantages(
         torch.tensor(padded, dtype=torch.float64), torch.tensor(mask, dtype=torch.float64)
     ).advantages
-    rows = {session_id: found_ST[place] for place, session_id in enumerate(rewards)}
-    return [float(rows[one.session_id][_column(one, longest)]) for one in facts]
+    return found_ST.tolist()
 
 
-def _utilities(one: RewardFacts) -> list[float]:
-    """What each valued turn of the session except the last added; 0, which counts as no reward,
+def _utilities(values: Values) -> list[float]:
+    """What each valued turn of a session except the last added; 0, which counts as no reward,
     where a value is unknown.
     """
-    values = [value for _, value in one.session.values]
     if len(values) < 2:
         return []
     known = torch.tensor(
-        [float("nan") if value is None else value for value in values], dtype=torch.float64
+        [float("nan") if value is None else value for _, value in values], dtype=torch.float64
     )
     return torch.nan_to_num(marginal_utilities(known), nan=0.0).tolist()
 
 
-def _column(one: RewardFacts, longest: int) -> int:
-    """The column of a turn: the last, minus the number of turns after it."""
+def _column(one: RewardFacts) -> int:
+    """The place of a turn, from the end: the last, minus the number of turns after it."""
     turn_ids = [turn_id for turn_id, _ in one.session.values]
     if one.turn_id not in turn_ids:
-        return longest - 1
-    return longest - len(turn_ids) + turn_ids.index(one.turn_id)
+        return -1
+    return turn_ids.index(one.turn_id) - len(turn_ids)
 
 
 def utilities(facts: Sequence[RewardFacts]) -> list[float]:

@@ -229,14 +229,14 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     if isinstance(options, HindsightOpd):
         known = [one for one in facts if one.reward is not None]
         others = known if options.charges_kl else with_past(known)
-        if options.compares_sessions:
+        if options.compares_sessions or options.values_turns:
             metrics["reward/compared_frac"] = compared_share(known)
-        elif options.values_turns:
+        elif options.reward_baseline != "none":
+            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
+        if options.values_turns:
             metrics["reward/utility_mean"] = _mean(
                 torch.tensor(utilities(known), dtype=torch.float64)
             )
-        elif options.reward_baseline != "none":
-            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
         if options.length_penalty == "group":
             metrics["length/compared_frac"] = _compared(known, others, "prompt")
         if options.charges_kl:
@@ -299,7 +299,7 @@ def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], basel
 
 def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
     """Turns that the teacher may act on: failed ones of prompts that rarely pass (ALGORITHMS 7.2),
-    all without `mix = replace`; never those that teach nothing because they were cut off.
+    all without `pass_rate_threshold`; never those that teach nothing because they were cut off.
     """
     loud = [not silences(one, options) for one in facts]
     threshold = _threshold(options)
@@ -314,7 +314,7 @@ def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> l
 def _eligibility_metrics(
     facts: Sequence[RewardFacts], options: ObjectiveOptions
 ) -> dict[str, float]:
-    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without `mix = replace`."""
+    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without a threshold."""
     threshold = _threshold(options)
     if threshold is None:
         return {}

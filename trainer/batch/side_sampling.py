@@ -20,6 +20,7 @@ Shapes: R tokens of a turn's response, K side samples per position.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -29,9 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from records.names import SideSource
+from records.names import DropReason, SideSource
 from records.types import Ids, Logprobs, ReadySample, SideSamples
+from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.merging import merge_turns
+from rollout_bridge.scoring.scoring import fault_of
 from rollout_bridge.together import all_or_none
 from trainer.batch.collate import (
     TurnScores,
@@ -41,6 +44,8 @@ from trainer.batch.collate import (
 )
 from trainer.batch.views import TeachingPlan
 from trainer.model.token_states import LogprobModel
+
+logger = logging.getLogger(__name__)
 
 
 class Older(Protocol):
@@ -250,22 +255,30 @@ class TokenScorer(Protocol):
 
 async def scored_by_engine(
     samples: Sequence[ReadySample], teacher: TokenScorer, concurrency: int
-) -> list[ReadySample]:
-    """`samples` with the teacher's scores of their side samples, `concurrency` turns at a time.
+) -> list[ReadySample | DropReason]:
+    """`samples` with the teacher's scores of their side samples, `concurrency` turns at a time; a
+    reason in place of one that it cannot score.
 
-    Raises EngineError if it does not answer.
+    Raises ServiceUnavailable if it does not answer, or refuses for another reason than the sample.
     """
     slots = asyncio.Semaphore(concurrency)
 
-    async def scored(sample: ReadySample) -> ReadySample:
+    async def scored(sample: ReadySample) -> ReadySample | DropReason:
         side = sample.side_samples
         assert side is not None
         prompt = sample.teachings[0].hinted_prompt_ids
         ids = np.concatenate([prompt, sample.response_ids])
-        async with slots:
-            found = await teacher.score_tokens(
-                ids, len(prompt), side.ids, routing_key=sample.session_id
+        try:
+            async with slots:
+                found = await teacher.score_tokens(
+                    ids, len(prompt), side.ids, routing_key=sample.session_id
+                )
+        except EngineError as error:
+            reason, detail = fault_of(error)
+            logger.warning(
+                "turn %s is dropped as %s: its side samples: %s", sample.turn_id, reason, detail
             )
+            return reason
         return replace(sample, side_samples=replace(side, teacher_logprobs=found))
 
     return await all_or_none([scored(sample) for sample in samples])

@@ -120,7 +120,7 @@ class HindsightOpd(TeacherReach):
     def compares_rewards(self) -> bool:
         """With other turns, for a baseline or a pass rate, or with the response's length."""
         return (
-            self.mix == "replace"
+            self.pass_rate_threshold is not None
             or self.reward_baseline != "none"
             or self.length_penalty != "none"
             or self.reward_best_of is not None
@@ -131,11 +131,12 @@ class HindsightOpd(TeacherReach):
     def compares_prompts(self) -> bool:
         """For a pass rate, and where an answer is compared with others to its prompt."""
         compares_rewards = (
-            self.reward_baseline in ("prompt", "passk")
+            self.reward_baseline in ("step", "prompt", "passk")
             or self.length_penalty == "group"
             or self.reward_best_of is not None
         )
-        needs_rates = self.mix == "replace" or self.length_min_pass_rate is not None
+        rates = (self.pass_rate_threshold, self.length_min_pass_rate)
+        needs_rates = any(rate is not None for rate in rates)
         return needs_rates or (compares_rewards and not self.charges_kl)
 
     @property
@@ -218,10 +219,12 @@ class HindsightOpd(TeacherReach):
         beside = ("length_penalty", "reward_best_of", "reward_kl_coef")
         fields = type(self).model_fields
         moved = [name for name in beside if getattr(self, name) != fields[name].default]
-        if moved or self.mix == "replace":
+        if self.pass_rate_threshold is not None:
+            moved += ["mix" if self.mix == "replace" else "pass_rate_threshold"]
+        if moved:
             raise ValueError(
                 f"reward_baseline {baseline} compares sessions, not answers: unset "
-                f"{', '.join(moved or ['mix'])}, or choose the baseline prompt"
+                f"{', '.join(moved)}, or choose the baseline prompt"
             )
 
     def _moved_clips(self) -> bool:

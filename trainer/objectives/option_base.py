@@ -115,11 +115,11 @@ class TeacherReach(Options):
 
     mix: Literal["sum", "replace"] = "sum"
     """Let both act, or only the teacher on eligible turns and only the reward on others (ALGORITHMS
-    7.2).
+    7.2). With `pass_rate_threshold`, the teacher acts on eligible turns alone either way.
     """
     pass_rate_threshold: float | None = Field(default=None, ge=0, le=1)
-    """With `mix = replace`: failed answers to prompts that pass at most this often are eligible.
-    Required there.
+    """The teacher acts on failed answers to prompts that pass at most this often, and on no others.
+    Required with `mix = replace`; with `sum`, rewards act on these answers as well.
     """
     horizon: PositiveInt | None = None
     """The teacher acts on the first tokens of a response only."""
@@ -129,17 +129,17 @@ class TeacherReach(Options):
     @property
     def compares_rewards(self) -> bool:
         """For a pass rate."""
-        return self.mix == "replace"
+        return self.pass_rate_threshold is not None
 
     @property
     def compares_prompts(self) -> bool:
         """For a pass rate."""
-        return self.mix == "replace"
+        return self.pass_rate_threshold is not None
 
     @model_validator(mode="after")
     def _check_reach(self) -> TeacherReach:
         if self.mix == "replace" and (self.pass_rate_threshold is None or self.reward_coef == 0):
             raise ValueError("mix = replace needs pass_rate_threshold and reward_coef above 0")
-        if self.mix == "sum" and self.pass_rate_threshold is not None:
-            raise ValueError("pass_rate_threshold acts with mix = replace only; set that too")
+        if self.pass_rate_threshold is not None and self.reward_coef == 0:
+            raise ValueError("pass_rate_threshold goes by rewards: set reward_coef above 0")
         return self

@@ -24,8 +24,15 @@ class SupervisedOpd(TeacherReach):
     name: Literal["supervised_opd"]
     estimator: str = "k2"
     """abs, k2 (mse), k3 (low_var_kl), each also with +; k1 alone is refused."""
+    opd_coef: PositiveFloat = 1.0
+    """Weight of the estimator beside rewards; the source calls it beta (ALGORITHMS 7.2)."""
     loss_max_clamp: PositiveFloat | None = None
     """Clamp of the estimator's value, from both sides; none means off."""
+
+    @property
+    def kd_coef(self) -> float:
+        """`opd_coef`."""
+        return self.opd_coef
 
     @model_validator(mode="after")
     def _check(self) -> SupervisedOpd:
@@ -185,6 +192,11 @@ class SideSampleOptions(Options):
                 "direction forward has no ratio: unset advantage_reference, clip and importance"
             )
         return self
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether tokens are weighed by a ratio to the weights that drew them."""
+        return self.direction == "reverse" and self.importance
 
     @property
     def teacher_needs(self) -> frozenset[Need]:

@@ -91,9 +91,13 @@ class Leasing:
         for sample in samples:
             if sample.turn_id in unusable:
                 await self.drop(sample, unusable[sample.turn_id])
+        await self.give_back()
+        return None
+
+    async def give_back(self) -> None:
+        """What is leased waits for another batch."""
         await self._store.release_leases(self._owner)
         self._holds.no_batch()
-        return None
 
     async def drop(self, sample: ReadySample, reason: DropReason) -> None:
         """A leased turn or lesson -> dropped."""

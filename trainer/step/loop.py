@@ -27,11 +27,11 @@ from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
 from rollout_bridge import tracing
-from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
+from rollout_bridge.worker import ServiceUnavailable
 from trainer.batch.side_sampling import TokenScorer, scored_by_engine
 from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.calibration.self_check import self_check
@@ -401,26 +401,34 @@ class EmbeddedTrainer:
         self, samples: list[ReadySample], staleness: Sequence[int]
     ) -> list[ReadySample] | None:
         """Draw and store what the objective's support lacks, before the step that uses it. None if
-        the engine that teaches does not answer: the batch is given back.
+        the engine that teaches does not answer, or cannot score a turn, which is dropped: the batch
+        is given back.
         """
         drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, staleness)
+        found: Sequence[ReadySample | DropReason] = drawn
         if drawn and self.updater.plan.model is None:
             assert self._teacher is not None, "its maker gives it the engine that teaches"
             try:
-                drawn = await scored_by_engine(drawn, self._teacher, SCORED_AT_ONCE)
-            except EngineError as error:
+                found = await scored_by_engine(drawn, self._teacher, SCORED_AT_ONCE)
+            except ServiceUnavailable as error:
                 logger.warning(
                     "%d turns wait: the teacher did not score their side samples: %s",
                     len(drawn),
                     error,
                 )
-                await self.store.release_leases(self.owner)
-                self._holds.no_batch()
+                await self._leasing.give_back()
                 return None
-        for sample in drawn:
-            assert sample.side_samples is not None
-            await self.store.save_side_samples(sample.turn_id, sample.side_samples)
-        by_turn = {sample.turn_id: sample for sample in drawn}
+        by_turn: dict[str, ReadySample] = {}
+        for sample, scored in zip(drawn, found, strict=True):
+            if isinstance(scored, DropReason):
+                await self._leasing.drop(sample, scored)
+                continue
+            assert scored.side_samples is not None
+            await self.store.save_side_samples(scored.turn_id, scored.side_samples)
+            by_turn[scored.turn_id] = scored
+        if len(by_turn) < len(drawn):
+            await self._leasing.give_back()
+            return None
         return [by_turn.get(sample.turn_id, sample) for sample in samples]
 
     async def _commit(

@@ -103,9 +103,11 @@ class Updater:
         )
 
     def unusable(self, sample: ReadySample) -> DropReason | None:
-        """Why a sample cannot train: too long for the memory, weights that are gone, or scores that
-        are missing or not finite.
+        """Why a sample cannot train: ids of another vocabulary, too long for the memory, weights
+        that are gone, or scores that are missing or not finite.
         """
+        if not sample.fits_vocabulary(self.policy.vocab_size):
+            return DropReason.FOREIGN_TOKENS
         if is_beyond(sample, self.longest):
             return DropReason.BEYOND_TRAINER_MEMORY
         if not np.isfinite(sample.rollout_logprobs).all():

@@ -13,8 +13,10 @@ from api_proxy.recording import retention
 from records.care.housekeeping import Housekeeping
 from records.config import RetentionConfig
 from records.errors import StoreUnavailable
+from records.names import TurnState
 from records.types import TurnRef
 from tests.api_proxy.conftest import Clock, Door
+from tests.records.builders import OWNER, REPLY, a_verdict
 
 DAY_S = 86_400.0
 USER = {"role": "user", "content": "Hi"}
@@ -24,6 +26,10 @@ async def test_an_old_session_goes_and_its_name_can_be_used_again(door: Door, cl
     sessions, metrics = door.app.state.service.sessions, ProxyMetrics()
     door.will_say("Hello.", "Hello again.", "And again.")
     _, old = await door.say([USER], session_id="chat")
+    await door.store.set_next_state(old.turn_id, [REPLY])
+    [claimed] = await door.store.claim(TurnState.JUDGING, owner=OWNER, limit=1, ttl_s=60.0)
+    verdict = a_verdict(claimed.turn_id, None, reward=1.0)
+    assert await door.store.commit_verdict(OWNER, verdict, None)
     clock.now += 2 * DAY_S
     _, young = await door.say([USER], session_id="other")
     stop = asyncio.Event()
@@ -39,6 +45,7 @@ async def test_an_old_session_goes_and_its_name_can_be_used_again(door: Door, cl
     exposed = metrics.exposition().decode()
     assert "opd_retention_sessions_total 1.0" in exposed
     assert "opd_retention_turns_total 1.0" in exposed
+    assert "opd_retention_answers_total 1.0" in exposed
     _, again = await door.say([USER], session_id="chat")
     assert again.session_id != old.session_id
 

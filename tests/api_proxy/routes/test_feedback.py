@@ -204,3 +204,16 @@ async def test_what_a_session_came_to(door: Door) -> None:
     assert turn.next_state[0]["content"].endswith("The wrong city was booked.")
     metrics = (await door.client.get("/metrics")).text
     assert 'opd_feedback_total{outcome="session_outcome"} 1.0' in metrics
+    assert 'opd_feedback_total{outcome="outcome_known"} 1.0' in metrics
+
+
+async def test_an_outcome_of_an_unknown_session_is_counted(door: Door) -> None:
+    by_name = await send(door, session_id="nobody", session_outcome=1.0)
+    by_turn = await send(door, response_id="chatcmpl-" + "0" * 32, session_outcome=1.0)
+    assert [one.json()["error"]["code"] for one in (by_name, by_turn)] == [
+        "session_not_found",
+        "response_not_found",
+    ]
+    metrics = (await door.client.get("/metrics")).text
+    assert 'opd_feedback_total{outcome="session_not_found"} 1.0' in metrics
+    assert 'opd_feedback_total{outcome="response_not_found"} 1.0' in metrics

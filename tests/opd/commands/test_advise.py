@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opd.cli.app import app
+from opd.cluster.config import ClusterConfig
 from opd.commands.advise import _REMEDIES, Advice, advice
 from opd.run import config as run_config
 from opd.run.config import RunConfig
@@ -18,6 +19,7 @@ from opd.run.defaults import single_machine
 from tests.trainer.tiny import save_model
 from trainer.objectives.rollout_correction import settings as correction_settings
 
+REPOSITORY = Path(__file__).parents[3]
 FRESH = {
     "rollout_corr/kl_fresh": 1e-6,
     "rollout_corr/kl": 1e-6,
@@ -82,11 +84,52 @@ def test_what_it_says_to_set_fits_together_and_leaves_nothing_to_say(values, cor
     row = {"staleness_max": 3, "rollout_corr/kl_fresh": 0.02}
     run = config(values, correction=correction)
     lines = [line for one in told(run, row).values() for line in one.set_these]
-    assert len(lines) == 2
+    assert len(lines) == 5
     wanted = tomllib.loads("\n".join(lines))["trainer"]
-    objective = {"name": "hindsight_opd"} | wanted["objective"]
-    changed = config(values, objective=objective, correction=wanted["correction"])
+    wanted["objective"]["name"] = "hindsight_opd"
+    changed = config(values, **wanted)
+    assert changed.trainer.objective.needs_sampling_weights
     assert not any(one.set_these for one in told(changed, row).values())
+
+
+def test_age_and_arithmetic_together_need_a_ratio_each(values) -> None:
+    """TIS beside decoupled PPO, as the source has it, unless engine and trainer agree."""
+    question, row = "Do samples of older weights train?", {"staleness_max": 3}
+    cap = "trainer.objective.engine_cap = 2.0"
+    apart = row | {"rollout_corr/kl_fresh": 0.02}
+    assert cap in told(config(values), apart)[question].set_these
+    assert cap not in told(config(values), row)[question].set_these
+    objective: dict[str, Any] = {"name": "hindsight_opd", "surrogate": "decoupled"}
+    on = {"correction": {"importance_level": "none"}}
+    assert told(config(values, objective=objective, **on), apart)[question].set_these == (cap,)
+    capped = config(values, objective=objective | {"engine_cap": 4.0}, **on)
+    assert told(capped, apart)[question].set_these == ()
+    other = config(values, objective=objective | {"surrogate": "a3po"}, **on)
+    assert told(other, apart)[question].set_these == ()
+
+
+def test_slime_is_not_told_to_set_what_it_refuses(values) -> None:
+    example = tomllib.loads((REPOSITORY / "configs" / "qwen3_4b.toml").read_text())
+    cluster = ClusterConfig.model_validate(example["cluster"])
+    run = config(values).model_copy(update={"cluster": cluster})
+    apart = {"staleness_max": 3, "rollout_corr/kl_fresh": 0.02}
+    found = told(run, apart)["Do samples of older weights train?"]
+    assert "slime keeps no earlier weights" in found.choice
+    assert not any("engine_cap" in line for line in found.set_these)
+
+
+def test_generation_that_runs_ahead_is_limited_unless_it_is(values) -> None:
+    question, row = "Is generation kept from running ahead?", {"staleness_max": 3}
+    assert question not in told(config(values), {})
+    free = told(config(values, max_staleness=6), row)[question]
+    assert free.set_these == ('trainer.schedule = "step_off"', "trainer.steps_off = 4")
+    assert "trainer.max_staleness is 6" in free.seen
+    tight = told(config(values, max_staleness=2), row)[question]
+    assert tight.set_these[1] == "trainer.steps_off = 2"
+    held = {"schedule": "step_off", "steps_off": 3}
+    assert told(config(values, **held), row)[question].set_these == ()
+    far = {"schedule": "step_off", "steps_off": 9, "max_staleness": 9}
+    assert told(config(values, **far), row)[question].set_these == ("trainer.steps_off = 4",)
 
 
 def test_a_mixture_replays_its_routing_by_the_passes_over_a_batch(values) -> None:

@@ -18,6 +18,7 @@ from records.spill.spill import SpillFile, waiting_files
 from records.spill.spilled import Addition, encode
 from records.store import Store
 from tests.records.builders import SCOPE, a_session, a_turn, following, recorded, turn_in
+from tests.records.training.test_prompt_history import rewarded
 from trainer.checkpoints.manifest import Manifest
 
 
@@ -102,6 +103,19 @@ def test_lineage_of_what_is_stored_of_what_taught_nothing_and_of_what_never_was(
     assert wrong.exit_code == 2
     [line] = wrong.output.strip().splitlines()
     assert line.endswith(f"is or was stored; did you mean {trained!r}?")
+
+
+def test_forgetting_says_how_many_answers_pass_rates_no_longer_count(
+    config_file: Path, store_config: StoreConfig
+) -> None:
+    async def answered(store: Store) -> str:
+        turn = await store.turn(await rewarded(store, 1.0))
+        assert turn is not None
+        return turn.session_id
+
+    session_id = in_store(store_config, answered)
+    lines = opd(config_file, "forget", "--session", session_id).output.splitlines()
+    assert "pass rates of prompts no longer count 1 rewarded answers" in lines
 
 
 def test_what_an_earlier_program_deleted_has_an_unknown_lineage(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -79,6 +80,31 @@ async def test_one_token_more_and_another_template_are_found(tmp_path):
         await check(Engine(other))
 
 
+async def test_other_ids_of_a_text_are_found_though_the_vocabulary_is_equal(tmp_path):
+    """Merges and normalisers are no part of a vocabulary."""
+    for name, change in (("merges", without_merges), ("normaliser", lowercase)):
+        folder = Path(changed_copy(tmp_path / name))
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(change(json.loads(path.read_text()))))
+        own, other = (AutoTokenizer.from_pretrained(one) for one in (MODEL, folder))
+        assert own.get_vocab() == other.get_vocab()
+        [difference] = tokenizer_differences(own, other)
+        assert "becomes other ids: token " in difference
+        with pytest.raises(StartupError, match="becomes other ids"):
+            await check(Engine(str(folder)))
+
+
+def without_merges(tokenizer):
+    """The last merge that was learned is not made."""
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1]
+    return tokenizer
+
+
+def lowercase(tokenizer):
+    tokenizer["normalizer"] = {"type": "Lowercase"}
+    return tokenizer
+
+
 def test_a_token_at_another_id_is_named():
     class Fake:
         chat_template = None
@@ -88,6 +114,9 @@ def test_a_token_at_another_id_is_named():
 
         def get_vocab(self):
             return self.vocabulary
+
+        def encode(self, text, add_special_tokens):
+            return [self.vocabulary[letter] for letter in text if letter in self.vocabulary]
 
     one = Fake({"a": 0, "b": 1, "<end>": 2}, ["<end>"])
     other = Fake({"a": 1, "b": 0, "<end>": 2}, ["<end>"])

@@ -90,7 +90,7 @@ async def test_turns_of_a_session_extend_each_other(rendering, session, tmp_path
     rows = prepared(session, rendering).rows
     assert rows is not None
     async with await Store.open(config(tmp_path)) as store:
-        assert await store.import_session(rows) == len(session.turns)
+        assert (await store.import_session(rows)).num_new == len(session.turns)
         turns = await stored(store)
     assert [turn.response for turn in turns] == [turn.response for turn in session.turns]
     for earlier, later in pairwise(turns):
@@ -209,6 +209,22 @@ async def test_votes_that_are_of_no_turn_or_of_several_are_named(rendering, tmp_
             assert "session b message 1: another session" in first
         turns = await store.recorded_turns(SCOPE, "b")
     assert len(turns[1]) == 2, "nothing is lost"
+
+
+async def test_another_outcome_of_a_session_is_said_and_counted(rendering, tmp_path) -> None:
+    first = {**talk("a", "One."), "outcome_reward": 1.0}
+    again = {**first, "outcome_reward": 0.0}
+    path = write_lines(tmp_path / "talks.jsonl", [first, first, again])
+    told = "outcome_reward is 0, but the session already has the outcome 1, which stays"
+    async with await Store.open(config(tmp_path)) as store:
+        for _ in range(2):  # in one transaction, and against what the store has
+            report = await take_in(store, rendering, SETTINGS, [path], [], tmp_path, lambda _: None)
+            assert report.problems == {"other_outcome": 1}
+            assert report.first_problems["other_outcome"] == f"{path}:3 session a: {told}"
+            assert problems_in(tmp_path) == [("other_outcome", "a", None, 3)]
+        [found] = await store.sessions_named(session_key("a"))
+        assert found.outcome is not None
+        assert found.outcome.value == 1.0
 
 
 def secretive(session: RecordedSession, place: int, field: str) -> RecordedSession:

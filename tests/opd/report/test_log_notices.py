@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 from pathlib import Path
@@ -13,7 +14,8 @@ from api_proxy.server import request_ids
 from opd.processes.beginning import LOG_FORMAT
 from opd.processes.serving import say_how_it_stands
 from opd.rehearsal.saying import LearningLine
-from opd.report.log_notices import LogNotices
+from opd.report.log_notices import LogNotices, notices_said
+from opd.report.progress import ProgressBar
 from records.config import StoreConfig
 from records.store import Store
 
@@ -94,3 +96,21 @@ async def test_serve_prints_them_as_the_processes_log_them(tmp_path: Path, name:
         await say_how_it_stands(store, LearningLine(store, tmp_path), notices, console)
     text = told.getvalue()
     assert "trainer: training waits for the measurement of version 3 [1, 2]" in text
+
+
+async def test_the_health_of_rollout_correction_is_said_as_it_comes(tmp_path: Path) -> None:
+    """While a lab or a replay trains, above its progress bars, and what is left at the end."""
+    told = io.StringIO()
+    console = Console(file=told, width=200)
+    warning = "step 3: rollout_corr/kl_fresh = 0.51: trainer and rollout engine are far apart"
+    with ProgressBar(console, "learning", "updates", 9):
+        async with notices_said(console, tmp_path, every_s=0.01):
+            write(tmp_path, "trainer", line("WARNING", "trainer.step.loop", warning))
+            async with asyncio.timeout(30):
+                while warning not in told.getvalue():
+                    await asyncio.sleep(0.01)
+        before = told.getvalue()
+        async with notices_said(console, tmp_path, every_s=60.0):
+            assert told.getvalue() == before
+            write(tmp_path, "trainer", line("WARNING", "trainer.step.loop", "step 4: [red]odd"))
+        assert told.getvalue().removeprefix(before) == "trainer: step 4: [red]odd\n"

@@ -126,7 +126,7 @@ def test_turns_are_valued_by_somebody(tmp_path):
             resolve(values, None, [*process, *some])
     history = resolve(values, None, [*process, *asked]).trainer.history
     assert history is not None
-    assert (history.values, history.sessions) == (True, False)
+    assert (history.values, history.sessions) == (True, True)
     with pytest.raises(ConfigError, match="has no meaning with reward_baseline process"):
         resolve(values, None, [*process, *asked, "trainer.objective.divide_by_std=false"])
 
@@ -197,6 +197,26 @@ def test_a_preset_comes_to_a_threshold_of_the_file(tmp_path):
     config = resolve(values, tmp_path / "mine.toml", overrides)
     settings = config.trainer.correction.settings()
     assert (settings.importance_level, settings.veto_threshold) == ("sequence", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["trainer.schedule=sync"], "schedule = sync holds requests of agents"),
+        (["trainer.schedule=step_off", "trainer.steps_off=1"], "schedule = step_off holds"),
+        (["replay.staleness_eta=5"], r"staleness_eta = 5 .*max_staleness = 4 lets train"),
+        (["trainer.max_staleness=0"], r"staleness_eta = 1 .*max_staleness = 0 lets train"),
+    ],
+)
+def test_resampling_has_a_limiter_of_its_own_that_fits_the_trainer(tmp_path, overrides, said):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    asked = ["replay.mode=resample", "rehearsal.enabled=false"]
+    assert resolve(values, None, asked).replay.staleness_eta == 1
+    with pytest.raises(ConfigError, match=said) as refused:
+        resolve(values, None, [*asked, *overrides])
+    assert "\n" not in str(refused.value)
+    # Other replays sample nothing.
+    assert resolve(values, None, ["rehearsal.enabled=false", *overrides])
 
 
 def test_both_kls_are_there_where_somebody_names_the_second(tmp_path):

@@ -208,6 +208,18 @@ async def test_other_beginnings_and_other_scopes_are_no_comparison(store: Store)
     assert sample.session.past == ()
 
 
+async def test_earlier_sessions_bring_their_answers_for_the_pass_rate(store: Store) -> None:
+    past = await awaiting(store, version=4)
+    await store.add_outcome(SCOPE, 0.0, None, turn_id=past)
+    await lease(store)
+    mine = await awaiting(store)
+    await store.add_outcome(SCOPE, 1.0, None, turn_id=mine)
+    window = HistoryWindow(versions=9, sessions=True, outcomes=True)
+    [sample] = await lease(store, history=window)
+    assert [one.outcome for one in sample.session.past] == [0.0]
+    assert [(one.turn_id, one.reward) for one in sample.history.recent] == [(past, -1.0)]
+
+
 async def test_a_deleted_session_takes_its_outcome_along(store: Store, clock: Clock) -> None:
     past = await awaiting(store, version=4)
     await store.add_outcome(SCOPE, 0.5, None, turn_id=past)

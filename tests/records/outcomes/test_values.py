@@ -62,6 +62,24 @@ async def test_values_come_with_the_outcome_and_with_each_turn_of_the_batch(
     assert await store.conversation(turn_ids[-1]) == []
 
 
+async def test_values_of_earlier_sessions_at_the_task_come_along(
+    store: Store, clock: Clock
+) -> None:
+    before = await in_a_row(store, clock, 2)
+    await verified(store, clock, TurnValue(turn_id=before[1], value=0.5, tries=2))
+    await store.lease(owner=TRAINER, count=1, ttl_s=9e9, history=WINDOW, outcomes=ONLY)
+    await in_a_row(store, clock, 1)
+    await verified(store, clock)
+    window = HistoryWindow(versions=9, sessions=True, values=True)
+    [sample] = await store.lease(owner="b", count=1, ttl_s=9.0, history=window, outcomes=ONLY)
+    [past] = sample.session.past
+    assert (past.outcome, past.values) == (1.0, ((before[1], 0.5),))
+    unvalued = HistoryWindow(versions=9, sessions=True)
+    await store.release_leases("b")
+    [sample] = await store.lease(owner="b", count=1, ttl_s=9.0, history=unvalued, outcomes=ONLY)
+    assert [one.values for one in sample.session.past] == [()]
+
+
 async def test_a_claim_that_was_lost_stores_nothing(store: Store, clock: Clock) -> None:
     turn_ids = await in_a_row(store, clock, 1)
     clock.now += 1000

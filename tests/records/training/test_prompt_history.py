@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from records.care.housekeeping import Housekeeping
 from records.names import TurnState
 from records.store import Store
 from records.training import prompt_history
@@ -21,6 +22,7 @@ from tests.records.builders import (
     a_turn,
     a_verdict,
 )
+from tests.records.conftest import Clock
 
 
 async def rewarded(
@@ -91,3 +93,21 @@ async def test_a_cut_answer_says_so(store: Store) -> None:
     [sample] = await lease(store, 1, None)
     assert sample.is_cut
     assert np.isnan(sample.teacher_logprobs).all()
+
+
+async def test_a_deleted_session_leaves_the_pass_rate_and_is_counted(
+    store: Store, clock: Clock
+) -> None:
+    kept = await rewarded(store, -1.0, version=4)
+    gone = [await rewarded(store, 1.0, version=version) for version in (3, 4)]
+    sessions = [turn.session_id for one in gone if (turn := await store.turn(one))]
+    unrewarded = await a_session(store)
+    await store.record_turn(a_turn(unrewarded), scope=SCOPE)
+    keeper = Housekeeping(store, clock)
+    deleted = await keeper.delete([*sessions, unrewarded], "forget", patience_s=0.0)
+    assert (deleted.num_turns, deleted.num_answers) == (3, 2)
+    await lease(store, 1, None)
+    await rewarded(store, 1.0)
+    [sample] = await lease(store, 1, HistoryWindow(versions=9))
+    assert [(one.turn_id, one.reward) for one in sample.history.recent] == [(kept, -1.0)]
+    assert (await keeper.delete(sessions, "forget", patience_s=0.0)).num_answers == 0

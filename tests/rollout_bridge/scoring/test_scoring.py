@@ -274,7 +274,7 @@ async def test_a_sampled_id_that_the_tokenizer_does_not_have_drops_the_turn_alon
     ) as client:
         worker = ScoringWorker(store, client, rendering, config(), "scoring-1")
         await run_until_left_scoring(store, worker)
-    assert await store.drops() == {DropReason.TEACHER_MISALIGNED: 1}
+    assert await store.drops() == {DropReason.FOREIGN_TOKENS: 1}
     assert (await store.counts())[TurnState.READY] == 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rollout_bridge.engine.errors import EngineProtocolError, EngineUnavailable
+from rollout_bridge.engine.errors import EngineUnavailable, ForeignTokens
 from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.scoring.teachers import FrozenTeacher, TeacherChanged
 
@@ -43,7 +43,7 @@ async def test_other_weights_end_it() -> None:
 async def test_ids_that_it_does_not_have_are_its_fault() -> None:
     engine = Engine()
     engine.largest = 5
-    with pytest.raises(EngineProtocolError, match="cannot be scored: id 6"):
+    with pytest.raises(ForeignTokens, match="cannot be scored: id 6"):
         await FrozenTeacher("big", engine).score_tokens(IDS, 3, TOKENS)
 
 

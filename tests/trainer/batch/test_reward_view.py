@@ -153,6 +153,16 @@ def test_a_turn_alone_in_its_batch_is_compared_with_earlier_answers_to_its_promp
     assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
 
 
+def test_steps_are_compared_with_earlier_answers_at_the_same_step() -> None:
+    set_ = options(reward_baseline="step", divide_by_std=False)
+    first = turn(1.0, history=PromptHistory(recent=answers(-1.0, -1.0, 0.0)))
+    later = replace(turn(1.0, prompt="b"), step_index=1)
+    # The mean of step 0 is -0.25. Nothing else is at step 1.
+    assert reward_advantages([first, later], set_) == pytest.approx([1.25, 0.0])
+    found = reward_metrics([first, later], set_)
+    assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
+
+
 def test_earlier_answers_count_once_for_a_prompt_that_a_batch_has_twice() -> None:
     history = PromptHistory(recent=answers(-1.0, -1.0))
     batch = [turn(1.0, history=history), turn(1.0, history=history)]
@@ -180,6 +190,8 @@ def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
     assert eligible_turns([turn(-1.0), turn(1.0, prompt="b")], k2) == [True, False]
     with pytest.raises(ValidationError, match="mix = replace needs"):
         SupervisedOpd(name="supervised_opd", mix="replace")
+    with pytest.raises(ValidationError, match="pass_rate_threshold goes by rewards"):
+        SupervisedOpd(name="supervised_opd", pass_rate_threshold=0.5)
 
 
 def test_an_anchor_is_the_length_at_which_a_prompt_first_passed_often() -> None:
@@ -309,6 +321,7 @@ def test_no_session_is_compared_without_an_outcome() -> None:
         ({**SESSIONS, "length_penalty": "uniform"}, "unset length_penalty"),
         ({**SESSIONS, "reward_best_of": 2}, "unset reward_best_of"),
         ({**SESSIONS, "mix": "replace", "pass_rate_threshold": 0.5}, "unset mix"),
+        ({**SESSIONS, "pass_rate_threshold": 0.5}, "unset pass_rate_threshold"),
         ({"reward_outcome": "only", "reward_coef": 0.0}, "set reward_coef above 0"),
     ],
 )

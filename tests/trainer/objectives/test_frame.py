@@ -8,7 +8,7 @@ import torch
 from tests.trainer.objectives.every_objective import OBJECTIVES, random_batch
 from trainer.objectives.batch import BatchStatistics, TokenBatch
 from trainer.objectives.frame import LossSettings, objective_loss
-from trainer.objectives.options import ForwardKlTopk, HindsightOpd
+from trainer.objectives.options import ForwardKlTopk, HindsightOpd, SupervisedOpd
 
 
 def worked_batch() -> TokenBatch:
@@ -48,6 +48,39 @@ def test_worked_numbers():
     assert float(result.loss) == pytest.approx(0.208239, abs=1e-6)
     assert float(result.reduced["train_rollout_logprob_abs_diff"]) == pytest.approx(0.05)
     assert float(result.reduced["entropy_loss"]) == pytest.approx(1.0)
+
+
+def test_k2_is_added_where_the_teacher_acts_and_rewards_act_everywhere():
+    """The worked example of ALGORITHMS 7.2; the third token is beyond the horizon."""
+
+    def row(*values: float) -> torch.Tensor:
+        return torch.tensor([values], dtype=torch.float64)
+
+    now, ones = row(-1.0, -3.0, -2.0), row(1.0, 1.0, 1.0)
+    batch = replace(
+        worked_batch(),
+        logprobs_BT=now,
+        logprobs_sampled_BT=now,
+        old_logprobs_BT=now,
+        old_logprobs_sampled_BT=now,
+        reference_logprobs_BT=None,
+        teacher_logprobs_BT=row(-3.0, -2.0, -9.0),
+        rollout_logprobs_BT=now,
+        entropy_BT=ones,
+        mask_BT=ones,
+        turn_ids_BT=torch.zeros(1, 3, dtype=torch.long),
+        opd_valid_BT=row(1.0, 1.0, 0.0),
+        reward_advantages_BT=-ones,
+        weights_BT=ones,
+        version_gap_BT=0 * ones,
+    )
+    options = SupervisedOpd(
+        name="supervised_opd", opd_coef=0.1, reward_coef=1.0, pass_rate_threshold=0.5, horizon=2
+    )
+    result = objective_loss(batch, options, LossSettings(beta_kl=0.0))
+    assert float(result.loss) == pytest.approx((1.2 + 1.05 + 1.0) / 3)
+    assert float(result.reduced["reward_pg_loss"]) == pytest.approx(1.0)
+    assert options.kd_coef == 0.1
 
 
 def test_the_entropy_bonus_lowers_the_loss():

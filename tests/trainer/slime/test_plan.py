@@ -213,7 +213,9 @@ def teaching(sample: ReadySample, size: int) -> Teaching:
 
 def test_slime_is_told_which_earlier_answers_a_turn_needs():
     rewarded = {"reward_coef": 1.0}
-    assert sample_needs(config_of(objective=rewarded)).history is None
+    assert sample_needs(config_of()).history is None
+    # Not compared, but reported by how hard their prompts are.
+    assert sample_needs(config_of(objective=rewarded)).history == HistoryWindow(versions=32)
     grouped = config_of(objective=rewarded | {"reward_baseline": "prompt"})
     assert sample_needs(grouped).history == grouped.history == HistoryWindow(versions=32)
     anchored = config_of(

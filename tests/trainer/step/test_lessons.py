@@ -286,6 +286,8 @@ def test_settings_that_cannot_train_lessons_are_named(folder):
     assert "follows the policy" in str(lessons_problem(settings(teacher={"kind": "ema"})))
     replaced = {"mix": "replace", "pass_rate_threshold": 0.5, "reward_coef": 1.0}
     assert "mix = replace" in str(lessons_problem(settings(objective=replaced)))
+    added = {"pass_rate_threshold": 0.5, "reward_coef": 1.0}
+    assert "pass_rate_threshold" in str(lessons_problem(settings(objective=added)))
 
 
 async def test_a_trainer_that_cannot_train_lessons_does_not_start(folder, tmp_path):

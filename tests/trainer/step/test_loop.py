@@ -216,6 +216,7 @@ async def test_a_broken_score_drops_its_turn_and_no_other(folder, tmp_path):
     ("options", "wanted"),
     [
         ({}, None),
+        ({"objective": {"reward_coef": 1.0}}, HistoryWindow(versions=32)),
         (
             {"objective": {"reward_coef": 1.0, "reward_baseline": "prompt"}},
             HistoryWindow(versions=32),

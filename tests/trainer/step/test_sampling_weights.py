@@ -8,7 +8,9 @@ import torch
 
 from records.names import DropReason, SideSource, TurnState
 from records.queue.side_samples import load_side_samples
-from records.types import VersionSpan
+from records.types import SideSamples, VersionSpan
+from rollout_bridge.engine.errors import EngineLogprobError, EngineProtocolError, EngineRejected
+from rollout_bridge.scoring.teachers import FrozenTeacher
 from tests.trainer.batch.test_views import table
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import BATCH, opened, samples
@@ -166,6 +168,65 @@ async def test_an_engine_that_teaches_scores_them(folder, tmp_path, objective, s
                 expected = rows.topk(5, dim=-1).indices
                 assert torch.equal(ids.sort(-1).values, expected.sort(-1).values)
             assert np.isfinite(side.teacher_logprobs).all()
+
+
+REFUSALS = [
+    (ValueError("input id 63 is outside the vocabulary of 60"), DropReason.FOREIGN_TOKENS),
+    (EngineRejected(400, "token id 63: valid range is [0, 60)"), DropReason.FOREIGN_TOKENS),
+    (EngineLogprobError("null"), DropReason.TEACHER_LOGPROBS_INVALID),
+    (EngineProtocolError("log-probs of other ids"), DropReason.TEACHER_MISALIGNED),
+]
+
+
+@pytest.mark.parametrize(("refusal", "reason"), REFUSALS)
+async def test_a_turn_that_the_engine_cannot_score_is_dropped_and_the_rest_trains(
+    folder, tmp_path, refusal, reason
+):
+    refused: list[str] = []
+
+    class Smaller(LocalEngine):
+        async def score_tokens(self, input_ids, start, token_ids, *, routing_key):
+            refused.append(routing_key)
+            if routing_key == refused[0]:
+                raise refusal
+            return await super().score_tokens(input_ids, start, token_ids, routing_key=routing_key)
+
+    teacher = FrozenTeacher("small", Smaller(str(save_model(tmp_path / "teacher", seed=7))))
+    run = tmp_path / "run"
+    async with opened(run, folder, objective=SIDE, teaching=teacher) as (trainer, store, _):
+        await make_ready(store, samples(BATCH // 2 + 1))
+        assert await trainer.step() is None
+        assert await store.drops() == {reason: 2}
+        assert await states(store) == {TurnState.READY: BATCH, TurnState.DROPPED: 2}
+        report = await trainer.step()
+        assert report is not None
+        assert report.version == 1
+        assert await states(store) == {TurnState.TRAINED: BATCH, TurnState.DROPPED: 2}
+
+
+async def test_stored_ids_that_the_policy_does_not_have_drop_their_turn(folder, tmp_path):
+    other = LocalEngine(str(save_model(tmp_path / "teacher", seed=7)))
+    run = tmp_path / "run"
+    async with opened(run, folder, objective=CACHE, teaching=other) as (trainer, store, _):
+        turns = samples(BATCH // 2 + 1)
+        await make_ready(store, turns)
+        shape = (len(turns[0].response_ids), 5)
+        ids = np.zeros(shape, dtype=np.int32)
+        ids[-1, -1] = VOCAB
+        scores = np.full(shape, -2.0, dtype=np.float32)
+        stored = SideSamples(
+            ids=ids,
+            rollout_logprobs=scores,
+            teacher_logprobs=scores,
+            policy_version=0,
+            source=SideSource.POLICY_TOP,
+        )
+        await store.save_side_samples(turns[0].turn_id, stored)
+        assert await trainer.step() is None
+        assert await store.drops() == {DropReason.FOREIGN_TOKENS: 1}
+        report = await trainer.step()
+        assert report is not None
+        assert report.version == 1
 
 
 async def test_a_turn_whose_weights_are_gone_is_dropped(folder, tmp_path):

@@ -44,6 +44,15 @@ CONFIGS: dict[str, dict] = {
             "horizon": 2,
         }
     },
+    "added_k2": {
+        "objective": {
+            "name": "supervised_opd",
+            "opd_coef": 0.1,
+            "reward_coef": 1.0,
+            "pass_rate_threshold": 0.5,
+            "horizon": 2,
+        }
+    },
     "behind_tools": {"correction": {"post_tool_upper": 1.01}},
     "cispo": {"objective": {"surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0}},
     "gspo": {"objective": {"surrogate": "gspo"}},
@@ -247,6 +256,19 @@ def untaught(seed: int) -> list[ReadySample]:
         )
         for one in taught(seed)
     ]
+
+
+def test_a_threshold_keeps_the_teacher_from_answers_that_need_none(folder, teacher):
+    """Rewards act on every turn, K2 on the first tokens of the failed ones alone."""
+    updater = make(folder, teacher, "added_k2")
+    batch = prepared(updater, taught(1))
+    views = updater.preparation.prepare(batch).views
+    for view, one in zip(views, batch, strict=True):
+        assert view.reward_advantage.tolist() == [one.reward] * len(one.response_ids)
+        assert not view.opd_valid[2:].any()
+    failed = [one.reward is not None and one.reward <= 0 for one in batch]
+    assert [bool(view.opd_valid.any()) for view in views] == failed
+    assert {True, False} == set(failed)
 
 
 REWARDED = [name for name, one in CONFIGS.items() if one.get("objective", {}).get("reward_coef")]

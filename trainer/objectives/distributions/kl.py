@@ -128,7 +128,8 @@ def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
             batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
         )
     ranges = {"opd/loss": value_BT}
-    return divergence_terms(batch, clamped(value_BT, options.loss_max_clamp), means, ranges)
+    loss_BT = options.opd_coef * clamped(value_BT, options.loss_max_clamp)
+    return divergence_terms(batch, loss_BT, means, ranges)
 
 
 def divergence_terms(

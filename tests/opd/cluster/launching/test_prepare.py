@@ -18,6 +18,7 @@ CONFIGS = REPOSITORY / "configs"
 ONE = CONFIGS / "qwen3_8b.toml"
 TWO = REPOSITORY / "configs" / "qwen3_8b_two_nodes.toml"
 MOE = REPOSITORY / "configs" / "qwen3_30b_a3b.toml"
+RECORDED = "engine_client.routed_experts_topk=8"
 
 
 def config(file: Path, *overrides: str) -> RunConfig:
@@ -146,9 +147,24 @@ def test_checkpoint_of_the_run_is_gone_on_from(tmp_path: Path) -> None:
             "routing replay: R2 (cluster.routing_replay)",
         ),
         (
-            ["engine_client.routed_experts_topk=8"],
+            ["trainer.epochs_per_batch=2"],
+            "--use-routing-replay",
+            "routing replay: R2 (2 steps on a batch)",
+        ),
+        (
+            ["trainer.epochs_per_batch=4", RECORDED],
             "--use-rollout-routing-replay",
-            "routing replay: R3 (engine_client.routed_experts_topk)",
+            "routing replay: R3 (4 steps on a batch)",
+        ),
+        (
+            ["trainer.epochs_per_batch=8", RECORDED],
+            "--use-rollout-routing-replay",
+            "routing replay: R3 (8 steps on a batch; so many need a clip as well)",
+        ),
+        (
+            ["cluster.routing_replay=R3", RECORDED],
+            "--use-rollout-routing-replay",
+            "routing replay: R3 (cluster.routing_replay)",
         ),
     ],
 )
@@ -165,8 +181,11 @@ def test_a_dry_run_says_which_routing_is_replayed_and_why(
 def test_the_engines_routing_cannot_be_replayed_where_nobody_recorded_it() -> None:
     with pytest.raises(ConfigError, match=r"R3 .* needs the experts that the engine chose"):
         plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R3"])
-    recorded = "engine_client.routed_experts_topk=8"
     with pytest.raises(ConfigError, match=r"R2 .* does not use the experts"):
-        plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R2", recorded])
+        plan_of(MOE, [*NOWHERE, "cluster.routing_replay=R2", RECORDED])
+    for steps, replay in ((1, "none"), (2, "R2")):
+        asked = [*NOWHERE, f"trainer.epochs_per_batch={steps}", RECORDED]
+        with pytest.raises(ConfigError, match=rf"{replay} .* does not use the experts"):
+            plan_of(MOE, asked)
     with pytest.raises(ConfigError, match="not known to be one"):
         plan_of(ONE, [*NOWHERE, "cluster.routing_replay=R2"])
