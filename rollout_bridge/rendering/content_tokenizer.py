@@ -14,7 +14,10 @@ from rollout_bridge.rendering.tokenizer import control_texts
 
 _SNIPPET = 40
 """Characters of a text whose ids are remembered."""
-_SNIPPETS = 1_024
+_SNIPPETS = 16
+"""Of a turn's few texts, the template's own come several times. More would make requests with many
+short texts cheap until the memory is full, and expensive from then on.
+"""
 
 
 class ContentTokenizer:
