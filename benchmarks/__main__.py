@@ -203,6 +203,9 @@ def draw(out: Path) -> Path | None:
         for label, (xs, ys) in series.items():
             axes.plot(xs, ys, marker="o", label=label)
         axes.set_xscale("log")
+        places = sorted({x for xs, _ in series.values() for x in xs})
+        axes.set_xticks(places, [f"{x:,.0f}" for x in places])
+        axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_title(title, loc="left")
         axes.set_xlabel(xlabel)
