@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from records.care import deletion
+from records.errors import UnknownTurn
 from records.reading import replay_status, replaying
 from records.reading.replay_status import RecordedHint, ReplayStatus
 from records.reading.replaying import ImportedSession, PreparedSession
@@ -66,9 +67,13 @@ class RecordingStore(StoreBase):
         """`sample` takes the place and the verdict of a recorded turn in scoring, which, after the
         last of its samples, -> dropped(resampled).
 
-        False, and nothing is written, if the claim is lost. Raises as `record_turn`.
+        False, and nothing is written, if the claim is lost or the recorded turn was forgotten. Raises
+        as `record_turn`.
         """
-        prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
+        try:
+            prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
+        except UnknownTurn:  # forgotten while it was sampled
+            return False
         turns.check_shared_part(sample, prompt_ids, response_ids)
         prepared = replace(turns.prepare(sample, scope=scope, now=self._clock()), is_compared=True)
         return await self.write(

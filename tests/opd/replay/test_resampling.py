@@ -16,6 +16,7 @@ from opd.replay.config import ReplayConfig
 from opd.replay.importing import SCOPE, ImportSettings, prepare_session
 from opd.replay.recorded import RecordedSession
 from opd.replay.resampling import PolicyResampler, num_samples
+from records.care.housekeeping import Housekeeping
 from records.config import RedactionConfig, StoreConfig
 from records.names import DropReason, TurnState
 from records.privacy.redaction import Redactor
@@ -108,6 +109,19 @@ async def test_a_sample_keeps_the_templates_switch_of_its_prompt(
     assert engine.prompts == [rendering.with_thinking(value).prompt_ids(TALK[:1]).tolist()]
     assert sample.sampling.get("enable_thinking") is value
     assert sample.response["content"] == "It is 10 C."
+
+
+async def test_a_recorded_turn_that_is_forgotten_meanwhile_gets_no_sample(
+    tmp_path: Path, rendering: Rendering
+) -> None:
+    [session], _ = read(write_lines(tmp_path / "talk.jsonl", [{"messages": TALK}]))
+    engine = ScriptedEngine()
+    engine.script.append(line(rendering))
+    async with imported(tmp_path, rendering, [session]) as store:
+        [recorded] = await store.claim(TurnState.SCORING, owner="w", limit=1, ttl_s=60)
+        await Housekeeping(store, time.time).delete([recorded.session_id], "forget", patience_s=0.0)
+        assert not await resampler_of(store, engine, rendering).process("w", recorded)
+        assert await samples_in(store) == []
 
 
 def attempts(folder: Path, outcomes: Mapping[str, Sequence[float | None]]) -> list[RecordedSession]:
