@@ -67,8 +67,8 @@ class RecordingStore(StoreBase):
         """`sample` takes the place and the verdict of a recorded turn in scoring, which, after the
         last of its samples, -> dropped(resampled).
 
-        False, and nothing is written, if the claim is lost or the recorded turn was forgotten. Raises
-        as `record_turn`.
+        False, and nothing is written, if the claim is lost or the recorded turn was forgotten.
+        Raises as `record_turn`.
         """
         try:
             prompt_ids, response_ids = await self.read(loading.turn_tokens, turn_id=turn_id)
