@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +21,8 @@ from rich.console import Console
 PROCESSES = ("proxy", "trainer", "judge", "engine_policy", "engine_frozen", "serve")
 """Further workers of the endpoint have logs of their own: proxy.2, ..."""
 SAY_EVERY_S = 15.0
+AGAIN_AFTER_S = 600.0
+"""A kind that goes on is told again only after this long."""
 _MOST_BYTES = 2**20
 _MOST_KINDS = 5
 _PACKAGES = "opd|trainer|judge|api_proxy|rollout_bridge|records"
@@ -27,20 +30,25 @@ _LINE = re.compile(
     rf"^(\d{{4}}-\d\d-\d\d [\d:]+),\d+ (?:WARNING|ERROR) (?:{_PACKAGES})\.[\w.]+: (.*)$"
 )
 _REQUEST = re.compile(r"^(?:\[worker \d+\] )?(?:\[req_\w+\] )?")
-_DIFFERS = re.compile(r"\breq_\w+|\d+(?:\.\d+)?")
+_DIFFERS = re.compile(r"\breq_\w+|\b(?:session|key) \S+|\d+(?:\.\d+)?")
 
 
 @dataclass(slots=True)
 class _Kind:
-    text: str
+    """The newest text of a kind, and how many have come that were not told."""
+
+    text: str = ""
     number: int = 0
+    told_at: float = float("-inf")
 
 
 class LogNotices:
     """Warnings that are new in the logs since this was created, or last asked."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._logs = logs
+        self._clock = clock
+        self._kinds: dict[str, _Kind] = {}
         self._read_to = {name: self._size(name) for name in self._names()}
         self._since = ""
 
@@ -54,21 +62,25 @@ class LogNotices:
 
     def new(self) -> list[str]:
         """A line for each kind, the newest of it, and how often it came: lines that differ only in
-        numbers or request ids are of one kind.
+        numbers, sessions, keys or request ids are of one kind.
         """
-        kinds: dict[str, _Kind] = {}
         for name in self._names():
             for line in self._new_lines(name):
                 found = _LINE.match(line)
                 if found is None or found[1] < self._since:
                     continue
                 text = f"{name.partition('.')[0]}: {_REQUEST.sub('', found[2])}"
-                kind = kinds.setdefault(_DIFFERS.sub("#", text), _Kind(text))
+                kind = self._kinds.setdefault(_DIFFERS.sub("#", text), _Kind())
                 kind.text, kind.number = text, kind.number + 1
-        said = [
-            one.text if one.number == 1 else f"{one.text} ({one.number} times)"
-            for one in kinds.values()
-        ]
+        now, said = self._clock(), []
+        for kind in self._kinds.values():
+            if kind.number and now - kind.told_at >= AGAIN_AFTER_S:
+                times = "" if kind.number == 1 else f" ({kind.number} times)"
+                said.append(kind.text + times)
+                kind.number, kind.told_at = 0, now
+        self._kinds = {
+            name: kind for name, kind in self._kinds.items() if now - kind.told_at < AGAIN_AFTER_S
+        }
         left = len(said) - _MOST_KINDS
         more = [f"and {left} other warnings: see {self._logs}"] if left > 0 else []
         return said[:_MOST_KINDS] + more

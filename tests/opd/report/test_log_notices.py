@@ -14,7 +14,7 @@ from api_proxy.server import request_ids
 from opd.processes.beginning import LOG_FORMAT
 from opd.processes.serving import say_how_it_stands
 from opd.rehearsal.saying import LearningLine
-from opd.report.log_notices import LogNotices, notices_said
+from opd.report.log_notices import AGAIN_AFTER_S, LogNotices, notices_said
 from opd.report.progress import ProgressBar
 from records.config import StoreConfig
 from records.store import Store
@@ -50,6 +50,25 @@ def test_new_warnings_of_the_product_are_told_once(tmp_path: Path) -> None:
         "judge: rehearsal waits 2.0 s: judge: refused (2 times)",
     ]
     assert notices.new() == []
+
+
+def test_what_goes_on_is_told_again_only_after_a_while(tmp_path: Path) -> None:
+    now = 0.0
+    notices = LogNotices(tmp_path, clock=lambda: now)
+
+    def warn(session: str, number: int) -> None:
+        text = f"every turn of session {session} was dropped: stale, {number}"
+        write(tmp_path, "proxy", line("WARNING", "api_proxy.recording", text))
+
+    warn("unit-ab", 3)
+    assert notices.new() == ["proxy: every turn of session unit-ab was dropped: stale, 3"]
+    for minute in (1, 2):
+        now = 60.0 * minute
+        warn("order-cd", 4 + minute)
+        assert notices.new() == []
+    now = AGAIN_AFTER_S
+    expected = "proxy: every turn of session order-cd was dropped: stale, 6 (2 times)"
+    assert notices.new() == [expected]
 
 
 def test_what_several_workers_of_the_endpoint_say_is_one_line(tmp_path: Path) -> None:
