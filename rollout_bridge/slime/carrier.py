@@ -57,7 +57,8 @@ class TurnTraits:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFacts:
     """A batch: its turns, rows with turns, policy tokens, turns that an engine scored, and its
-    epochs: how many steps are taken on it. `rate` is the factor of their learning rate.
+    epochs: how many steps are taken on it. `rate` is the factor of their learning rate, `step`
+    counts the batches before this one.
     `calibration_bound` (nats): some of its rows are probes that engines scored; None: it has none.
     """
 
@@ -67,6 +68,7 @@ class BatchFacts:
     num_taught: int
     epochs: int = 1
     rate: float = 1.0
+    step: int = 0
     calibration_bound: float | None = None
 
     def without_histories(self) -> BatchFacts:
@@ -143,10 +145,11 @@ def build(
     version_gaps: Sequence[int],
     epochs: int = 1,
     rate: float = 1.0,
+    step: int = 0,
 ) -> list[RowCarrier]:
     """A carrier for each of `rows`, which together contain every sample of a batch once; rows
     without spans are allowed. `epochs` steps are taken on the batch; one if it has no samples;
-    `rate` is the factor of their learning rate.
+    `rate` is the factor of their learning rate, `step` counts the batches before this one.
 
     `version_gaps` are updates between the sampling of each sample and this batch. Raises ValueError
     for a sample that is missing, duplicated, or whose tokens are not those of its span.
@@ -165,6 +168,7 @@ def build(
         # Each step without turns would let Adam's momentum move the weights once more.
         epochs=epochs if samples else 1,
         rate=rate,
+        step=step,
     )
     return [
         RowCarrier(

@@ -79,6 +79,7 @@ class HindsightDataSource:
             min_rows=self._settings.min_rows,
             epochs=self._settings.epochs_per_batch,
             rate=batch.rate,
+            step=rollout_id,
             experts_shape=self._experts_shape,
             probes=probes,
         )

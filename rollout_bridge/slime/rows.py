@@ -40,6 +40,7 @@ def train_rows(
     min_rows: int,
     epochs: int = 1,
     rate: float = 1.0,
+    step: int = 0,
     experts_shape: tuple[int, int] | None = None,
     probes: Sequence[Probe] = (),
 ) -> list[TrainRow]:
@@ -54,9 +55,10 @@ def train_rows(
     sequences += [PackedSequence(ids=probe.ids, spans=()) for probe in probes]
     padding = PackedSequence(ids=np.zeros(PADDING_IDS, dtype=np.int32), spans=())
     # slime rounds the number of micro-batches up to such a multiple, and each needs a row.
-    step = max(min_rows, 1)
-    sequences += [padding] * (-(-max(len(sequences), 1) // step) * step - len(sequences))
-    carriers = build(samples, sequences, version_gaps, epochs, rate)
+    multiple = max(min_rows, 1)
+    number = -(-max(len(sequences), 1) // multiple) * multiple
+    sequences += [padding] * (number - len(sequences))
+    carriers = build(samples, sequences, version_gaps, epochs, rate, step)
     if probes:
         facts = replace(carriers[0].batch, calibration_bound=probes[0].bound)
         carriers = [replace(carrier, batch=facts) for carrier in carriers]

@@ -11,7 +11,7 @@ import torch
 
 from records.types import ReadySample
 from tests.slime.training import StepResult, arguments, prepare_process, run_step, train_data
-from tests.trainer.slime.batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of, with_outcomes
 from tests.trainer.tiny import load, save_model
 from trainer.batch.token_batch import BatchTotals
 from trainer.config import TrainerConfig
@@ -20,6 +20,8 @@ from trainer.step.update import Updater
 
 pytestmark = [pytest.mark.slime, pytest.mark.timeout(600)]
 TOLERANCE = 1e-5
+STEP = 2
+"""Batches before the one of a test."""
 
 TOPK = {"topk": 8}
 # Rejects some turns whole.
@@ -72,6 +74,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "objective": {"name": "self_distillation", "support_of": "teacher", **TOPK}
     },
     "sparse_kl": {"objective": {"name": "sparse_kl", "support_of": "teacher", **TOPK}},
+    "reward_kl": {"beta_kl": 0.0, "objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}},
+    "process": {
+        "objective": {"reward_coef": 1.0, "reward_outcome": "only", "reward_baseline": "process"}
+    },
+    "warm_lengths": {
+        "objective": {
+            "reward_coef": 1.0,
+            "length_penalty": "uniform",
+            "length_coef": 0.1,
+            "length_warmup_steps": 4,
+        }
+    },
     "token_mean": {"aggregation": "token-mean"},
     "seq_mean_turn_mean": {"aggregation": "seq-mean-turn-mean"},
 }
@@ -120,9 +134,9 @@ class Embedded:
 
     def __init__(self, config: TrainerConfig, models, samples, gaps, rows) -> None:
         self.policy = load(models[0])
-        start = load(models[1]).freeze() if config.beta_kl > 0 else None
+        start = load(models[1]).freeze() if config.needs_start else None
         updater = Updater(self.policy, start, config)
-        prepared = updater.preparation.prepare(samples, gaps, rows)
+        prepared = updater.preparation.prepare(samples, gaps, rows, step=STEP)
         self.totals: BatchTotals = updater.accumulate(prepared)
         self.metrics = self.totals.statistics()
         self.gradients = {
@@ -137,8 +151,8 @@ def slime_step(
 ) -> StepResult:
     args = arguments(config, folder, **({"max_tokens": 40} | changes))
     policy: Policy = load(models[0])
-    start = load(models[1]).freeze().model if config.beta_kl > 0 else None
-    data = train_data(args, samples, rows, gaps)
+    start = load(models[1]).freeze().model if config.needs_start else None
+    data = train_data(args, samples, rows, gaps, step=STEP)
     return run_step(args, data, policy.model, start)
 
 
@@ -175,6 +189,8 @@ def test_our_loss_in_slime_is_the_embedded_trainers(name, merged, models, sample
     if name == "rewards_alone":
         # A turn with neither teacher nor reward is no sample.
         samples = [replace(one, reward=one.reward or -1.0) for one in samples]
+    if name == "process":
+        samples = with_outcomes(samples)
     gaps = [index % 3 for index in range(len(samples))]
     rows = rows_of(samples, merged=merged)
     result = slime_step(config, models, samples, gaps, rows, tmp_path)

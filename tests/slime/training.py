@@ -315,10 +315,11 @@ def train_data(
     sequences: Sequence[PackedSequence],
     version_gaps: Sequence[int],
     epochs: int = 1,
+    step: int = 0,
 ) -> dict[str, Any]:
     """What the convert hook gives slime for these rows."""
     args.global_batch_size = len(sequences)
-    carriers = build(samples, sequences, version_gaps, epochs) * epochs
+    carriers = build(samples, sequences, version_gaps, epochs, step=step) * epochs
     sequences = [*sequences] * epochs
     masks = [carrier.loss_mask() for carrier in carriers]
     return {

@@ -38,6 +38,7 @@ from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
 from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
+from trainer.slime.start_kls import start_kls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +65,9 @@ def prepare(
     every_log_probs = rollout_data["rollout_log_probs"]
     rollout_data = _of_one_step(rollout_data, len(carriers))
     step = new_step(rollout_data, carriers, trainer)
-    states = row_states(args, rollout_data, carriers, step)
+    objective = trainer.objective
+    kls = start_kls(rollout_data, carriers, ranks) if objective.charges_kl else None
+    states = row_states(args, rollout_data, carriers, step, kls)
     local = row_batch(states, rollout_data["loss_masks"], device_of(rollout_data))
     logprobs = joined(rollout_data["log_probs"], states, ranks)
     calibration = compare_probes(states, logprobs, ranks)
@@ -75,6 +78,7 @@ def prepare(
     advantages_BT = _advantages(clean, trainer)
     moments = _settle(local, clean, weights_BT, advantages_BT, step, ranks)
     report = _report(carriers[0].batch, everything, moments, step)
+    rewarded = reward_metrics(compared(carriers[0].batch, kls), objective)
     check_taught(report.metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(args, rollout_data, local, weights_BT, step)
@@ -85,14 +89,14 @@ def prepare(
     advantages = parted(local.rows(advantages_BT), states, ranks)
     return RankAdvantages(
         advantages=[values.clone() for _ in steps for values in advantages],
-        metrics=report.metrics | calibration,
+        metrics=report.metrics | rewarded | calibration,
         warnings=report.warnings,
     )
 
 
 def _of_one_step(rollout_data: dict[str, Any], num_rows: int) -> dict[str, Any]:
     """slime's data of the rows of the first step on a batch."""
-    by_row = ("loss_masks", "log_probs", "response_lengths", "total_lengths")
+    by_row = ("loss_masks", "log_probs", "ref_log_probs", "response_lengths", "total_lengths")
     by_row += ("rollout_log_probs", "rollout_mask_sums")
     given = {key: rollout_data.get(key) for key in by_row}
     return rollout_data | {
@@ -130,7 +134,7 @@ def _settle(
 def _report(
     facts: BatchFacts, everything: RankFigures, moments: list[dict[str, float]], step: Step
 ) -> BatchReport:
-    report = batch_metrics(
+    return batch_metrics(
         everything.turns,
         facts,
         Correction(step.trainer.correction.settings()),
@@ -138,9 +142,6 @@ def _report(
         tokens=step.counts.tokens,
         num_nonfinite=everything.nonfinite,
     )
-    turns, objective = compared(facts), step.trainer.objective
-    rewarded = reward_metrics(turns, objective)
-    return replace(report, metrics=report.metrics | rewarded)
 
 
 def _advantages(clean: TokenBatch, trainer: TrainerConfig) -> Tensor:
@@ -189,7 +190,8 @@ def _row_scale(
     scale_BT = weights_BT / own_BT
     used_BT = local.batch.mask_BT > 0
     is_plain = bool(((scale_BT - 1.0).abs()[used_BT] < 1e-4).all())
-    if (args.use_kl_loss or args.entropy_coef != 0) and not is_plain:
+    has_kl = args.use_kl_loss and args.kl_loss_coef != 0
+    if (has_kl or args.entropy_coef != 0) and not is_plain:
         raise ValueError(
             "slime's policy loss averages its KL and entropy terms over rows, which hold several "
             "turns here or lost tokens to rollout correction: use the loss type custom_loss"

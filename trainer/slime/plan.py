@@ -74,21 +74,6 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             "correction.batch_normalize needs what slime does not give before its first "
             "micro-batch, log-probs at each sample's temperature: set it to false"
         )
-    if objective.values_turns:
-        return (
-            "slime's hooks see a part of each batch, but reward_baseline process compares all of "
-            "it: choose the baseline session"
-        )
-    if objective.charges_kl:
-        return (
-            "slime's hooks get no log-probs of the start before the step: set "
-            "objective.reward_kl_coef = 0, and beta_kl for a KL in the loss"
-        )
-    if isinstance(objective, HindsightOpd) and objective.length_warmup_steps > 0:
-        return (
-            "slime's hooks are not told how many steps were taken: set "
-            "objective.length_warmup_steps = 0"
-        )
     if isinstance(objective, HindsightOpd) and objective.surrogate == "m2po":
         return (
             "surrogate m2po needs what slime does not give before its first micro-batch, "
@@ -162,12 +147,13 @@ def loss_flags(trainer: TrainerConfig, loss_type: LossType = "custom_loss") -> l
         ("--custom-advantage-function-path", f"{HOOKS}.advantage_hook"),
         ("--loss-type", loss_type),
     ]
-    if trainer.beta_kl > 0:
+    if trainer.needs_start:
         # Without it slime does not load the start weights.
+        is_slimes = loss_type == "policy_loss" and trainer.beta_kl > 0
         flags += [
             ("--use-kl-loss",),
             ("--kl-loss-coef", f"{trainer.beta_kl!r}"),
-            ("--kl-loss-type", trainer.kl_type if loss_type == "policy_loss" else "low_var_kl"),
+            ("--kl-loss-type", trainer.kl_type if is_slimes else "low_var_kl"),
         ]
     if loss_type == "custom_loss":
         flags.append(("--custom-loss-function-path", f"{HOOKS}.loss_hook"))
@@ -223,7 +209,7 @@ def _policy_problems(args: Any, trainer: TrainerConfig) -> list[str]:
         "eps_clip_c": objective.dual_clip,
         "entropy_coef": trainer.beta_entropy,
         "kl_loss_coef": trainer.beta_kl if args.use_kl_loss else 0.0,
-        "use_kl_loss": trainer.beta_kl > 0,
+        "use_kl_loss": trainer.needs_start,
         "advantage_estimator": "grpo",
         "use_unbiased_kl": False,
         "use_tis": True,

@@ -46,8 +46,11 @@ def device_of(rollout_data: dict[str, Any]) -> torch.device:
     return student[0].device
 
 
-def compared(facts: BatchFacts) -> list[RewardFacts]:
-    """What a reward rule reads of each turn of the whole batch."""
+def compared(facts: BatchFacts, start_kls: Sequence[float] | None) -> list[RewardFacts]:
+    """What a reward rule reads of each turn of the whole batch; `start_kls` are the nats that a
+    reward is charged for.
+    """
+    kls = [None] * len(facts.turns) if start_kls is None else start_kls
     return [
         RewardFacts(
             reward=one.reward,
@@ -57,10 +60,11 @@ def compared(facts: BatchFacts) -> list[RewardFacts]:
             turn_id=one.turn_id,
             is_cut=one.is_cut,
             history=one.history,
+            start_kl=start_kl,
             session_id=one.session_id,
             session=one.session,
         )
-        for one in facts.turns
+        for one, start_kl in zip(facts.turns, kls, strict=True)
     ]
 
 
@@ -69,8 +73,11 @@ def row_states(
     rollout_data: dict[str, Any],
     carriers: Sequence[RowCarrier],
     step: Step,
+    start_kls: Sequence[float] | None = None,
 ) -> list[RowState]:
-    """The rows of this rank. Raises ValueError for a turn that cannot train."""
+    """The rows of this rank; `start_kls` as in `compared`. Raises ValueError for a turn that cannot
+    train.
+    """
     device = device_of(rollout_data)
     plan = TeachingPlan(
         options=step.trainer.objective,
@@ -79,7 +86,9 @@ def row_states(
         max_tokens=0,
         device=device,
     )
-    views_of = _viewer(carriers[0].batch, plan, step.trainer.lesson_hold_weight)
+    facts = carriers[0].batch
+    turns = compared(facts, start_kls)
+    views_of = _viewer(turns, facts.step, plan, step.trainer.lesson_hold_weight)
     states = []
     lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
     for index, (carrier, (total, response)) in enumerate(zip(carriers, lengths, strict=True)):
@@ -98,11 +107,10 @@ def row_states(
 
 
 def _viewer(
-    facts: BatchFacts, plan: TeachingPlan, hold_weight: float
+    turns: Sequence[RewardFacts], step: int, plan: TeachingPlan, hold_weight: float
 ) -> Callable[[CarriedTurn], TurnView]:
-    """A function that makes the view of a turn of this batch."""
-    turns = compared(facts)
-    rewards = reward_advantages(turns, plan.options)
+    """A function that makes the view of a turn of this batch; `step` counts those before it."""
+    rewards = reward_advantages(turns, plan.options, step)
     eligible = eligible_turns(turns, plan.options)
 
     def view(turn: CarriedTurn) -> TurnView:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from records.lessons.names import LessonKind
-from records.types import ReadySample, Teaching
+from records.types import ReadySample, SessionOutcome, Teaching
 from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation
@@ -41,6 +41,22 @@ def with_lessons(samples: list[ReadySample]) -> list[ReadySample]:
     return [
         replace(sample, lesson=LESSONS[place % len(LESSONS)])
         for place, sample in enumerate(samples)
+    ]
+
+
+def with_outcomes(samples: Sequence[ReadySample]) -> list[ReadySample]:
+    """Turns of sessions that began alike and ended differently, each turn's state valued."""
+    sessions = list(dict.fromkeys(one.session_id for one in samples))
+    generator = np.random.default_rng(7)
+    found = {}
+    for place, name in enumerate(sessions):
+        turns = [one for one in samples if one.session_id == name]
+        values = tuple((one.turn_id, float(generator.uniform())) for one in turns)
+        outcome = place / max(len(sessions) - 1, 1)
+        found[name] = SessionOutcome(outcome=outcome, values=values, start="one task")
+    return [
+        replace(one, reward=0.0, session=found[one.session_id], step_index=place % 3)
+        for place, one in enumerate(samples)
     ]
 
 

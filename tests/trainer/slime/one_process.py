@@ -94,9 +94,11 @@ def rollout_data(
     start: nn.Module | None = None,
     version_gaps: Sequence[int] | None = None,
     epochs: int = 1,
+    step: int = 0,
 ) -> dict[str, Any]:
     """What slime's trainer has of these rows, once for each step, before it asks for advantages."""
-    carriers = build(samples, rows, version_gaps or [0] * len(samples), epochs) * epochs
+    gaps = version_gaps or [0] * len(samples)
+    carriers = build(samples, rows, gaps, epochs, step=step) * epochs
     num_rows, rows = len(rows), [*rows] * epochs
     masks = [torch.tensor(carrier.loss_mask(), dtype=torch.int) for carrier in carriers]
     data: dict[str, Any] = {

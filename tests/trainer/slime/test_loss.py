@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rollout_bridge.merging import PackedSequence, merge_turns
-from tests.trainer.slime.batches import rows_of, samples_of, with_lessons
+from tests.trainer.slime.batches import rows_of, samples_of, with_lessons, with_outcomes
 from tests.trainer.slime.one_process import (
     OneProcess,
     arguments,
@@ -45,7 +45,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "behind_tools": {"correction": {"post_tool_upper": 1.01}},
     "best_of": {"objective": {"reward_coef": 1.0, "reward_best_of": 2}},
+    "reward_kl": {"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}},
+    "warm_lengths": {
+        "objective": {
+            "reward_coef": 1.0,
+            "length_penalty": "uniform",
+            "length_coef": 0.1,
+            "length_warmup_steps": 4,
+        }
+    },
+    "process": {
+        "objective": {"reward_coef": 1.0, "reward_outcome": "only", "reward_baseline": "process"}
+    },
 }
+STEP = 2
+"""Batches before the one of a test."""
 
 
 @pytest.fixture(scope="module")
@@ -74,18 +88,28 @@ def tiny_data(policy, samples, **changes: Any) -> dict[str, Any]:
     return rollout_data(samples, merge_turns(samples), policy.model) | changes
 
 
+def rewarded_names(config: TrainerConfig) -> set[str]:
+    """Metrics that tell a reader what rewards were charged for, and how turns were valued."""
+    objective = config.objective
+    names = {"reward/start_kl"} if objective.charges_kl else set()
+    return names | ({"reward/utility_mean"} if objective.values_turns else set())
+
+
 @pytest.mark.parametrize("lessons", [False, True], ids=["turns", "lessons"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_the_embedded_trainers(name, lessons, folders, samples):
     config = config_of(beta_kl=0.02, **CONFIGS[name])
+    samples = with_outcomes(samples) if name == "process" else samples
     samples = with_lessons(samples) if lessons else samples
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
-    data = rollout_data(samples, rows, policy.model, start.model)
-    _, metrics = step(config, data, policy.model, [[2, 0], [1]])
+    data = rollout_data(samples, rows, policy.model, start.model, step=STEP)
+    prepared, metrics = step(config, data, policy.model, [[2, 0], [1]])
     twin = load(folders[0])
     updater = Updater(twin, start, config)
-    wanted = updater.accumulate(updater.preparation.prepare(samples, None, rows)).statistics()
+    made = updater.preparation.prepare(samples, None, rows, step=STEP)
+    wanted = updater.accumulate(made).statistics()
+    assert prepared.metrics.keys() >= rewarded_names(config)
     for (key, one), other in zip(
         policy.model.named_parameters(), twin.model.parameters(), strict=True
     ):
@@ -350,7 +374,8 @@ def test_a_turn_that_lacks_what_the_objective_needs(policy, samples):
 
 
 def test_policy_loss_refuses_what_it_would_get_wrong(policy, samples):
-    args = arguments(loss_type="policy_loss", use_kl_loss=True, entropy_coef=0.0)
+    kl = {"use_kl_loss": True, "kl_loss_coef": 0.02}
+    args = arguments(loss_type="policy_loss", entropy_coef=0.0, **kl)
     with pytest.raises(ValueError, match="rows, which hold several turns"):
         prepare(args, tiny_data(policy, samples), config_of(), OneProcess())
     heated = [replace(samples[0], temperature=0.6), *samples[1:]]

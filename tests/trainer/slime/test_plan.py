@@ -58,33 +58,12 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
         (
             {
-                "objective": {
-                    "reward_coef": 1.0,
-                    "reward_outcome": "only",
-                    "reward_baseline": "process",
-                }
-            },
-            "choose the baseline session",
-        ),
-        (
-            {
                 "objective": {"surrogate": "decoupled", "engine_cap": 2.0},
                 "correction": {"importance_level": "none"},
             },
             "unset objective.engine_cap",
         ),
         ({"replay_times": 2}, "replay_times = 1"),
-        ({"objective": {"reward_coef": 1.0, "reward_kl_coef": 0.1}}, "reward_kl_coef = 0"),
-        (
-            {
-                "objective": {
-                    "reward_coef": 1.0,
-                    "length_penalty": "uniform",
-                    "length_warmup_steps": 3,
-                }
-            },
-            "length_warmup_steps = 0",
-        ),
         ({"lora": {}}, "lora"),
         ({"pause_mode": "in_place"}, "trainer.pause_mode = abort"),
         ({"correction": {"batch_normalize": True}}, "batch_normalize"),
@@ -126,6 +105,10 @@ def test_flags_of_our_loss():
     assert ("--custom-advantage-function-path", "trainer.slime.hooks.advantage_hook") in flags
     assert ("--kl-loss-coef", "0.05") in flags
     assert ("--use-kl-loss",) not in loss_flags(config_of(beta_kl=0.0))
+    charged = {"reward_coef": 1.0, "reward_kl_coef": 0.1}
+    flags = loss_flags(config_of(beta_kl=0.0, objective=charged))
+    assert ("--use-kl-loss",) in flags
+    assert ("--kl-loss-coef", "0.0") in flags
 
 
 def policy_args(**changes: Any) -> Namespace:
