@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,10 @@ from rollout_bridge.rehearsal.last_line import METRICS_FILE
 _HANDED_OVER = "handover/version"
 """Written first of a batch's values, by the process that takes turns from the store."""
 _PREFIXES = ("train/", "rollout/")
+_LAST_BATCH = "rollout/last_batch/"
+"""What slime's trainer says with a batch of the one before it; such values replace those that it
+gave then (trainer/slime/last_batch.py).
+"""
 _ALIASES = {
     "handover/staleness_mean": "staleness_mean",
     "handover/staleness_max": "staleness_max",
@@ -101,6 +105,11 @@ class ClusterSteps:
                 self._open = {key: kept for key, kept in self._open.items() if key < one.batch}
                 if self._written is not None and one.batch <= self._written:
                     self._to_drop = self._written = one.batch - 1
+            if one.name.startswith(_LAST_BATCH):
+                name = f"rollout/{one.name.removeprefix(_LAST_BATCH)}"
+                one = replace(one, batch=one.batch - 1, name=name)
+                if one.batch not in self._open:
+                    continue  # a job that resumed, whose row is written
             if self._written is None or one.batch > self._written:
                 self._open.setdefault(one.batch, _Batch()).add(one)
         trained = [batch for batch, found in self._open.items() if found.sums]

@@ -454,10 +454,11 @@ def _of_this_rank(args: Namespace, data: dict[str, Any]) -> dict[str, Any]:
 
 def _config_file(trainer: TrainerConfig, folder: Path) -> Path:
     """A run's resolved configuration, as a launch writes it."""
+    rewards = "verdict" if trainer.objective.outcome_reward is None else "outcome"
     values = {
         "model": "model",
         "store": {"url": "sqlite:///records.db"},
-        "judge": {"base_url": "http://127.0.0.1:1/v1", "model": "judge", "reward": "verdict"},
+        "judge": {"base_url": "http://127.0.0.1:1/v1", "model": "judge", "reward": rewards},
         "scoring": {"top_k": 64},
         "trainer": trainer.model_dump(mode="json", exclude_none=True),
     }

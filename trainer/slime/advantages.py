@@ -35,6 +35,7 @@ from trainer.slime.agreement import agree, before_step
 from trainer.slime.batch_metrics import BatchReport, batch_metrics
 from trainer.slime.calibration import compare_probes
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
+from trainer.slime.last_batch import LastBatch
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
 from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
@@ -43,13 +44,14 @@ from trainer.slime.start_kls import start_kls
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAdvantages:
-    """What the hook puts into slime's rollout data: advantages [r] of each row, and metrics; and
-    what it warns of.
+    """What the hook puts into slime's rollout data: advantages [r] of each row, and metrics; what
+    it warns of, and what the next batch reports.
     """
 
     advantages: list[Tensor]
     metrics: dict[str, float]
     warnings: tuple[str, ...]
+    batch: LastBatch
 
 
 @torch.no_grad()
@@ -91,6 +93,11 @@ def prepare(
         advantages=[values.clone() for _ in steps for values in advantages],
         metrics=report.metrics | rewarded | calibration,
         warnings=report.warnings,
+        batch=LastBatch(
+            turns=everything.turns,
+            correction=Correction(trainer.correction.settings()),
+            own=step.figures,
+        ),
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rollout_bridge.slime.carrier import CarriedTurn, RowCarrier
+from rollout_bridge.slime.carrier import RowCarrier
 from trainer.batch.collate import TurnScores, comparable
 from trainer.batch.token_batch import BatchContext, Correction, assemble
 from trainer.batch.views import TurnView
@@ -30,7 +30,7 @@ from trainer.objectives.batch import (
 from trainer.slime.batch_metrics import TurnFigures
 from trainer.slime.checks import RankFigures, check_complete, check_finite
 from trainer.slime.ranks import Ranks
-from trainer.slime.rows import RowBatch, Step
+from trainer.slime.rows import RowBatch, Step, carried
 from trainer.step.preparation import batch_statistics
 
 
@@ -65,20 +65,10 @@ def before_step(local: RowBatch, logprobs: Sequence[Tensor], trainer: TrainerCon
     return RowsBefore(tokens=clean, num_nonfinite=float(num_nonfinite), turns=figures)
 
 
-def _carried(local: RowBatch) -> list[tuple[int, CarriedTurn]]:
-    """The turns, each with the place of its view; views of rows without turns are skipped."""
-    turns: list[tuple[int, CarriedTurn]] = []
-    place = 0
-    for state in local.states:
-        turns += enumerate(state.carrier.turns, start=place)
-        place += len(state.views)
-    return turns
-
-
 def _views_at_temperature_1(local: RowBatch) -> list[TurnView]:
     """Rollout log-probs at another temperature cannot be compared here: they are NaN."""
     views = list(local.views)
-    for place, turn in _carried(local):
+    for place, turn in carried(local):
         if comparable(turn.sample) and turn.sample.temperature != 1.0:
             view = views[place]
             views[place] = replace(view, rollout=torch.full_like(view.rollout, torch.nan))
@@ -104,7 +94,7 @@ def _figures(
             after_tool=turn.sample.after_tool,
             version_gap=turn.version_gap,
         )
-        for place, turn in _carried(local)
+        for place, turn in carried(local)
     ]
 
 

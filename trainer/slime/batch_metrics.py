@@ -43,6 +43,9 @@ class BatchReport:
     warnings: tuple[str, ...]
 
 
+NOTHING = BatchReport(metrics={}, warnings=())
+
+
 def batch_metrics(
     turns: Sequence[TurnFigures],
     facts: BatchFacts,
@@ -55,7 +58,7 @@ def batch_metrics(
     """Metrics of the whole batch, NaN where nothing was measured; the same keys for every batch,
     except that one with lessons has the gap of each kind that it contains.
     """
-    corrected = _corrected(turns, correction)
+    found = corrected(turns, correction)
     by_kind = _gaps_by_kind(turns, facts)
     names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
     sums = {name: sum(moment[name] for moment in moments) for name in names}
@@ -64,7 +67,7 @@ def batch_metrics(
     mean = sums["adv"] / count
     variance = max(sums["adv_squared"] / count - mean * mean, 0.0)
     number = len(turns)
-    metrics = corrected.metrics | {
+    metrics = found.metrics | {
         "opd/adv_mean": mean,
         "opd/adv_std": math.sqrt(variance),
         "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
@@ -86,7 +89,7 @@ def batch_metrics(
         "batch/sequences": float(facts.num_rows),
         **by_kind,
     }
-    return BatchReport(metrics=metrics, warnings=corrected.warnings)
+    return BatchReport(metrics=metrics, warnings=found.warnings)
 
 
 def _gaps_by_kind(turns: Sequence[TurnFigures], facts: BatchFacts) -> dict[str, float]:
@@ -104,7 +107,7 @@ def _gaps_by_kind(turns: Sequence[TurnFigures], facts: BatchFacts) -> dict[str, 
     return {f"lessons/gap_{kind}": float(gap.mean()) for kind, gap in means.items() if len(gap)}
 
 
-def _corrected(turns: Sequence[TurnFigures], correction: Correction) -> BatchReport:
+def corrected(turns: Sequence[TurnFigures], correction: Correction) -> BatchReport:
     """Trainer against rollout engine over the whole batch, where the two can be compared."""
     names = sorted(_reported(_ANY_TURN, correction).metrics)
     if not turns:

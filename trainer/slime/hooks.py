@@ -27,7 +27,9 @@ from torch import Tensor
 
 from trainer.config import TrainerConfig
 from trainer.slime.advantages import prepare
+from trainer.slime.batch_metrics import NOTHING
 from trainer.slime.correction import correction_weights
+from trainer.slime.last_batch import LastBatch
 from trainer.slime.loss import micro_batch_loss
 from trainer.slime.plan import check_args
 from trainer.slime.ranks import MegatronRanks
@@ -37,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _RATE = BatchRate()
 """Of the batch that this process trains on."""
+_BATCHES: list[LastBatch] = []
+"""That batch, for the next one to report on; empty before the first."""
 
 
 def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
@@ -48,18 +52,21 @@ def advantage_hook(args: Any, rollout_data: dict[str, Any]) -> None:
     check_args(args, trainer)
     ranks = MegatronRanks()
     carriers = rollout_data.get("prompt")
+    last = _BATCHES.pop().report(ranks) if _BATCHES else NOTHING
     prepared = prepare(args, rollout_data, trainer, ranks)
     assert carriers, "they were taken out"
     _RATE.note(carriers)
+    _BATCHES.append(prepared.batch)
     if ranks.is_first:
-        for warning in prepared.warnings:
+        for warning in (*last.warnings, *prepared.warnings):
             logger.warning("%s", warning)
     rollout_data["advantages"] = prepared.advantages
     rollout_data["returns"] = [values.clone() for values in prepared.advantages]
-    taken = prepared.metrics.keys() & rollout_data.keys()
+    metrics = prepared.metrics | last.metrics
+    taken = metrics.keys() & rollout_data.keys()
     if taken:
         raise ValueError(f"slime's rollout data already have {sorted(taken)}")
-    for name, value in prepared.metrics.items():
+    for name, value in metrics.items():
         # slime averages lists over ranks; every rank has the batch's value.
         rollout_data[name] = [value]
 

@@ -16,16 +16,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.batch.collate import TurnScores, split_turns
+from trainer.batch.collate import TurnScores, comparable, split_turns
 from trainer.batch.token_batch import Assembled, BatchContext, Correction, assemble
 from trainer.batch.views import TeachingPlan, remember_supports
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.frame import ObjectiveResult, expected_means, objective_loss
+from trainer.slime.last_batch import Compared
 from trainer.slime.logits import LogitsRequest, logits_logprobs
 from trainer.slime.ranks import Ranks
-from trainer.slime.rows import RowBatch, RowState, Step, attached, joined, parted, row_batch
+from trainer.slime.rows import (
+    RowBatch,
+    RowState,
+    Step,
+    attached,
+    carried,
+    joined,
+    parted,
+    row_batch,
+)
 from trainer.step.update import loss_settings
 
 
@@ -54,12 +64,31 @@ def micro_batch_loss(
         assembled.tokens, step.trainer.objective, loss_settings(step.trainer), step.counts
     )
     _probe(result, now, step, states)
+    step.figures.note(result, step.epoch)
+    if step.epoch == 0:
+        step.figures.heated |= _heated(rows, now)
     scale = step.scale / ranks.context_size
     metrics = _metrics(result, assembled, rows, step)
     return (
         result.loss * scale,
         {name: value.detach() * scale for name, value in metrics.items()},
     )
+
+
+def _heated(rows: RowBatch, now: TokenLogprobs) -> dict[int, Compared]:
+    """Turns of another temperature than 1, at which slime does not score before the step."""
+    turns = [
+        (place, turn)
+        for place, turn in carried(rows)
+        if comparable(turn.sample) and turn.sample.temperature != 1.0
+    ]
+    if not turns:
+        return {}
+    policy = rows.batch.gather(now.logprobs_sampled_BT.detach())
+    return {
+        turn.index: Compared(policy[place].cpu(), rows.views[place].rollout.cpu())
+        for place, turn in turns
+    }
 
 
 def _before(rows: RowBatch, now: TokenLogprobs, step: Step) -> list[TurnScores] | None:
@@ -172,13 +201,13 @@ def _scatter(values: Tensor, wanted: Tensor) -> Tensor:
 
 
 def _reference(batch: dict[str, Any], rows: RowBatch, ranks: Ranks) -> Tensor | None:
-    if rows.states[0].step.trainer.beta_kl == 0:
+    if not rows.states[0].step.trainer.needs_start:
         return None
     reference = batch.get("ref_log_probs")
     if not reference:
         raise ValueError(
-            "trainer.beta_kl is above 0 and slime has no log-probs of the start: set --use-kl-loss "
-            "and --ref-load"
+            "slime has no log-probs of the start, which beta_kl and reward_kl_coef need: set "
+            "--use-kl-loss and --ref-load"
         )
     return rows.columns(joined(reference, rows.states, ranks))
 
@@ -199,7 +228,7 @@ def _metrics(
     metrics["guard/nonfinite_tokens"] = result.token_sums["nonfinite"].float()
     metrics["guard/rejected_tokens"] = rows.batch.mask_BT.sum() - assembled.tokens.mask_BT.sum()
     expected = expected_means(step.trainer.objective) | {"loss", "opd/kl_loss", "entropy_loss"}
-    if step.trainer.beta_kl > 0:
+    if step.trainer.needs_start:
         expected |= {"kl_loss", "kl/clamped_frac"}
     missing = expected - metrics.keys()
     if missing:

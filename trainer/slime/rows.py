@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from rollout_bridge.merging import PackedSequence, TurnSpan
-from rollout_bridge.slime.carrier import RowCarrier
+from rollout_bridge.slime.carrier import CarriedTurn, RowCarrier
 from trainer.batch.collate import MicroBatch, TurnScores, build_micro_batch, comparable
 from trainer.batch.views import TurnView, untaught
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import BatchStatistics, GlobalCounts
+from trainer.slime.last_batch import StepFigures
 from trainer.slime.ranks import Ranks
 
 _STATE = "hindsight"
@@ -36,8 +37,9 @@ class Step:
     `scale` undoes the division that slime makes by its number of rollouts. `comparable_share` is
     the share of the loss, under its reduction, whose rollout log-probs can be compared. `epoch`
     counts the steps on the same batch, from 0; `before` has the scores by view of each row before
-    the first of them, which that step notes for the others. The rest says whether the distillation
-    term has a gradient: rows seen, tokens with one, sum of |A|.
+    the first of them, which that step notes for the others; `figures` is for the next batch to
+    report. The rest says whether the distillation term has a gradient: rows seen, tokens with one,
+    sum of |A|.
     """
 
     trainer: TrainerConfig
@@ -49,6 +51,7 @@ class Step:
     advantage_sum: float
     epoch: int = 0
     before: dict[int, tuple[TurnScores, ...]] = field(default_factory=dict)
+    figures: StepFigures = field(default_factory=StepFigures)
     seen: set[int] = field(default_factory=set)
     gradient_tokens: int = 0
 
@@ -109,6 +112,16 @@ class RowBatch:
             columns_BT[place, 1 : 1 + state.response_length]
             for place, state in enumerate(self.states)
         ]
+
+
+def carried(rows: RowBatch) -> list[tuple[int, CarriedTurn]]:
+    """The turns, each with the place of its view; views of rows without turns are skipped."""
+    turns: list[tuple[int, CarriedTurn]] = []
+    place = 0
+    for state in rows.states:
+        turns += enumerate(state.carrier.turns, start=place)
+        place += len(state.views)
+    return turns
 
 
 def row_batch(states: Sequence[RowState], masks: Sequence[Tensor], device: Any) -> RowBatch:

@@ -168,3 +168,39 @@ def test_what_was_not_measured_is_missing_and_a_number_without_a_name_in_json_is
     assert curves["Staleness"]["mean"] == [None, 1.5]
     assert curves["Teacher minus student"]["standard deviation"] == [None, None]
     assert curves["Loss"]["total"] == [1.0, 0.5]
+
+
+def test_what_the_next_batch_says_of_a_batch_is_in_that_batchs_row(tmp_path: Path) -> None:
+    job, steps = Job(tmp_path), ClusterSteps(tmp_path)
+    kl, last = "rollout/rollout_corr/kl", "rollout/last_batch/"
+    job.hand_over(0)
+    job.train(0, [2.0], **{kl: float("nan")})
+    job.hand_over(1)
+    said = {f"{last}rollout_corr/kl": 0.25, f"{last}opd/loss_max": 3.0}
+    job.train(1, [1.0], **{kl: 0.5, **said})
+    steps.update()
+    job.hand_over(2)
+    job.train(2, [0.5], **{kl: 0.75, f"{last}opd/loss_max": 4.0})
+    steps.update(is_end=True)
+    assert figures(tmp_path, "step", "rollout_corr/kl", "opd/loss_max") == [
+        [1, 0.25, 3.0],
+        [2, 0.5, 4.0],
+        [3, 0.75, None],
+    ]
+
+
+def test_a_resumed_job_says_nothing_of_a_batch_that_has_its_row(tmp_path: Path) -> None:
+    first = Job(tmp_path)
+    for batch in range(2):
+        first.hand_over(batch)
+        first.train(batch, [float(batch)])
+    steps = ClusterSteps(tmp_path)
+    steps.update(is_end=True)
+    first.hand_over(2)
+    first.train(2, [2.0], **{"rollout/last_batch/opd/loss_max": 9.0})
+    steps.update(is_end=True)
+    assert figures(tmp_path, "step", "loss", "opd/loss_max") == [
+        [1, 0.0, None],
+        [2, 1.0, None],
+        [3, 2.0, None],
+    ]
