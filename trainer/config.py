@@ -21,6 +21,7 @@ from records.names import SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
+from rollout_bridge.engine.hold_file import HoldRules
 from trainer.config_checks import check_combination, check_schedule, repeats_problem
 from trainer.objectives.names import AggregationMode, validate_kl_loss_name
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions, SideSampleOptions
@@ -286,7 +287,14 @@ class TrainerConfig(BaseModel):
     @property
     def holds_generation(self) -> bool:
         """Whether the schedule ever holds requests."""
-        return self.schedule != "async"
+        return self.hold_rules.holds_generation
+
+    @property
+    def hold_rules(self) -> HoldRules:
+        """When generation waits for training."""
+        return HoldRules(
+            schedule=self.schedule, steps_off=self.steps_off, max_hold_s=self.max_hold_s
+        )
 
     @property
     def needs_start(self) -> bool:

@@ -25,6 +25,20 @@ HoldEnd = Literal["ended", "max_hold", "trainer_gone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldRules:
+    """As the settings of the same names in [trainer]."""
+
+    schedule: Literal["async", "sync", "step_off"]
+    steps_off: int | None
+    max_hold_s: float
+
+    @property
+    def holds_generation(self) -> bool:
+        """Whether the schedule ever holds requests."""
+        return self.schedule != "async"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HoldOrder:
     """`version` is that of the newest weights; `since` and `until` are unix seconds."""
 

@@ -29,8 +29,9 @@ from records.training.reconcile import ReconcileReport
 from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed, steps_since
 from records.types import PolicyVersion, ReadySample
-from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
+from rollout_bridge.engine.hold_file import HoldRules
 from rollout_bridge.guard.waiting import CheckWait
+from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.kinds import counts_by_kind
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.slime.handovers import (
@@ -43,6 +44,7 @@ from rollout_bridge.slime.handovers import (
 from rollout_bridge.slime.leases import HeldSteps
 from rollout_bridge.slime.settings import SlimeConfigError, SlimeSettings
 from rollout_bridge.stop_order import goes_back, why_stopped
+from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +102,17 @@ class TurnSource:
         )
         self._check = CheckWait(settings.run_folder, is_on=settings.is_guarded)
         self._resumed_at = clock()
-        self._hold = HoldWriter(settings.run_folder)
+        self._holds = Holds(
+            store,
+            HoldRules(
+                schedule="async" if settings.hold_s is None else "sync",
+                steps_off=None,
+                max_hold_s=settings.hold_s or 0.0,
+            ),
+            settings.run_folder,
+            batch_size=settings.batch_size,
+            version=settings.first_version,
+        )
         self._stopped: str | None = None
         self._is_leaving = False
 
@@ -180,13 +192,14 @@ class TurnSource:
         weight labels that are not this job's.
         """
         # train.py asks for a batch once the engines have the weights of the one before it.
-        self.end_hold()
+        self._holds.step_ended(self.version)
         await self._patiently(lambda: self._held.served(rollout_id - 1))
         started = time.monotonic()
         owner = f"{self._job}-{rollout_id}-{self.version + 1}"
         tally = _Tally()
         samples = await self._gather(owner, started, tally)
-        self._begin_hold()
+        if samples:
+            self._holds.batch_is_full()
         gaps = [steps_since(self._steps, sample.oldest_version) for sample in samples]
         waited_s = time.monotonic() - started
         await self._record(rollout_id, owner, samples, gaps)
@@ -195,17 +208,9 @@ class TurnSource:
             samples=samples, version_gaps=gaps, rate=self._lessons.rate(), metrics=metrics
         )
 
-    def _begin_hold(self) -> None:
-        """With `trainer.schedule` sync, generation waits for the weights of this batch."""
-        hold_s, now = self._settings.hold_s, time.time()
-        if hold_s is not None:
-            why = f"a batch of version {self.version} is full (trainer.schedule sync)"
-            until = now + hold_s
-            self._hold.write(HoldOrder(version=self.version, why=why, since=now, until=until))
-
     def end_hold(self) -> None:
         """Let generation go on."""
-        self._hold.remove()
+        self._holds.close()
 
     async def checkpointed(self, rollout_id: int) -> None:
         """slime's checkpoint of rollout `rollout_id` exists: mark its steps trained.
@@ -215,11 +220,10 @@ class TurnSource:
         await self._held.saved(rollout_id)
 
     async def hold(self) -> None:
-        """Keep what was handed over leased, and mark what checkpoints contain, until cancelled.
-
-        Raises StoreConflict if another trainer took leased turns.
+        """Keep what was handed over leased, mark what checkpoints contain, and end a hold that must
+        end, until cancelled. Raises StoreConflict if another trainer took leased turns.
         """
-        await self._held.keep()
+        await all_or_none([self._held.keep(), self._holds.watch()])
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of the store, which may be down for `store_patience_s`."""
@@ -435,6 +439,7 @@ class TurnSource:
             "handover/unchecked_steps": len(self._held),
             "handover/policy_tokens": sum(len(sample.response_ids) for sample in samples),
         }
+        metrics |= self._holds.metrics()
         metrics |= {f"handover/dropped_{reason}": count for reason, count in tally.dropped.items()}
         if samples:
             metrics |= counts_by_kind(samples)

@@ -460,6 +460,7 @@ def _config_file(trainer: TrainerConfig, folder: Path) -> Path:
         "store": {"url": "sqlite:///records.db"},
         "judge": {"base_url": "http://127.0.0.1:1/v1", "model": "judge", "reward": rewards},
         "scoring": {"top_k": 64},
+        "verifier": {"source": "my_checks:booked", "continuations": 4},
         "trainer": trainer.model_dump(mode="json", exclude_none=True),
     }
     path = folder / f"config-{len(list(folder.iterdir()))}.toml"

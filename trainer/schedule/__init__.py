@@ -1,1 +1,1 @@
-"""When generation waits for training, and what orders training to stop or to go back."""
+"""What orders training to stop or to go back."""

@@ -16,9 +16,9 @@ from records.training.share import UNCAPPED
 from records.training.staleness import oldest_allowed
 from records.types import ReadySample
 from rollout_bridge.guard.waiting import CheckWait
+from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.mix import LessonMix
 from trainer.config import TrainerConfig
-from trainer.schedule.hold import Holds
 
 logger = logging.getLogger(__name__)
 

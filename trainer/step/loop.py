@@ -28,6 +28,7 @@ from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
 from rollout_bridge import tracing
 from rollout_bridge.guard.waiting import CheckWait
+from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
@@ -50,7 +51,6 @@ from trainer.model.heap import give_back
 from trainer.model.token_states import LogprobModel
 from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
-from trainer.schedule.hold import Holds
 from trainer.step.leasing import Leasing
 from trainer.step.metrics import MetricsLog
 from trainer.step.report import (
@@ -121,7 +121,7 @@ class EmbeddedTrainer:
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard, wandb=config.wandb)
         size = config.turns_per_step(with_lessons=rehearsal is not None)
         self._holds = Holds(
-            store, config, run_folder, batch_size=size, version=self.manifest.version
+            store, config.hold_rules, run_folder, batch_size=size, version=self.manifest.version
         )
         self._leasing = Leasing(
             store=store,

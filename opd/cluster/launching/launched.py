@@ -33,6 +33,7 @@ from opd.processes.supervisor import Supervisor
 from opd.report.cluster_steps import ClusterSteps
 from opd.report.curves import metric_rows
 from opd.report.health import said_warnings
+from opd.report.held import held_line
 from opd.report.run_report import write_run_report
 from opd.report.status import status_line
 from opd.run import config as run_config
@@ -252,6 +253,8 @@ class Launch:
             while not any(future.done() for future in watched):
                 self._say(await status_line(self._store))
                 await self._write_steps()
+                if (held := held_line(self._plan.paths.run)) is not None:
+                    self._say(held)
                 await asyncio.wait(
                     watched, timeout=STATUS_EVERY_S, return_when=asyncio.FIRST_COMPLETED
                 )

@@ -19,6 +19,7 @@ from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.slime.handovers import HandoverError
 from rollout_bridge.slime.settings import SlimeConfigError, read_settings
 from rollout_bridge.slime.source import TurnSource
+from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop
 from tests.records.builders import TRAINER, a_result, a_version, state_of, turn_in
 from tests.records.new_store import new_store
 from tests.rollout_bridge.slime.runs import run_values, slime_args
@@ -437,6 +438,27 @@ async def test_sync_holds_generation_from_a_batch_until_the_next_one_is_asked_fo
     assert [sample.turn_id for sample in batch.samples] == fresh
     assert batch.version_gaps == [0] * 4
     assert hold.holds() is not None
+    assert batch.metrics["hold/holds"] == batch.metrics["hold/ended_served"] == 1.0
+    assert batch.metrics["hold/total_seconds"] == batch.metrics["hold/seconds"] > 0.0
+    source.end_hold()
+
+
+async def test_a_hold_ends_when_training_is_stopped_in_the_middle_of_a_step(run: Run) -> None:
+    schedule = {"schedule": "sync", "max_hold_s": 60.0}
+    values = run_values(run.folder, trainer=schedule)
+    (run.folder / "config.toml").write_text(tomli_w.dumps(values))
+    source, hold = await run.job(), HoldFile(run.folder)
+    await run.ready(4, **sampled_at(1))
+    async with holding(source):
+        await handed(source, 0)
+        assert hold.holds() is not None
+        order_stop(run.folder, StopOrder(reason="a person"))
+        async with asyncio.timeout(20):
+            while hold.current() != "ended":
+                await asyncio.sleep(0.01)
+    (run.folder / STOP_FILE).unlink()
+    await run.ready(4, **sampled_at(2))
+    assert (await source.next_batch(1)).metrics["hold/ended_stopped"] == 1.0
     source.end_hold()
 
 

@@ -20,9 +20,8 @@ from records.errors import StoreError
 from records.queue.freshness import Untrained
 from records.store import Store
 from records.training.staleness import admit
-from rollout_bridge.engine.hold_file import HoldOrder, HoldWriter
+from rollout_bridge.engine.hold_file import HoldOrder, HoldRules, HoldWriter
 from rollout_bridge.stop_order import STOP_FILE
-from trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
@@ -37,9 +36,9 @@ class Holds:
     """The holds of one trainer. `batch_size` is how many turns a step takes, lessons aside."""
 
     def __init__(
-        self, store: Store, config: TrainerConfig, folder: Path, *, batch_size: int, version: int
+        self, store: Store, rules: HoldRules, folder: Path, *, batch_size: int, version: int
     ) -> None:
-        self._store, self._config, self._batch_size = store, config, batch_size
+        self._store, self._rules, self._batch_size = store, rules, batch_size
         self._version = version
         self._stop_file = folder / STOP_FILE
         self._file = HoldWriter(folder)
@@ -54,7 +53,7 @@ class Holds:
 
     def batch_is_full(self) -> None:
         """A batch is full."""
-        if self._config.schedule == "sync":
+        if self._rules.schedule == "sync":
             self._begin(f"a batch of version {self._version} is full (trainer.schedule sync)")
 
     def step_begins(self) -> None:
@@ -63,14 +62,14 @@ class Holds:
 
     def no_batch(self) -> None:
         """There is no full batch, or no longer one."""
-        if self._config.schedule == "sync":
+        if self._rules.schedule == "sync":
             self._end("no_batch")
 
     def step_ended(self, version: int) -> None:
         """The step's weights, of `version`, are served; or it made none."""
         self._is_stepping = self._gave_up = False
         self._version = version
-        if self._config.schedule == "sync":
+        if self._rules.schedule == "sync":
             self._end("served")
 
     def close(self) -> None:
@@ -82,7 +81,7 @@ class Holds:
         """Since the last call: seconds for which generation was held, and holds by their end; and
         both since this process began. Empty if the schedule never holds.
         """
-        if not self._config.holds_generation:
+        if not self._rules.holds_generation:
             return {}
         self._total_s += self._held_s
         self._total_holds += self._ends.total()
@@ -99,13 +98,13 @@ class Holds:
 
     async def watch(self) -> None:
         """Until cancelled: check whether a hold must end and, with `step_off`, begin."""
-        while self._config.holds_generation:
+        while self._rules.holds_generation:
             if self._order is not None and self._stop_file.exists():
                 self._end("stopped")
             elif self._order is not None and time.time() >= self._order.until:
                 self._end("max_hold")
                 self._gave_up = True
-            elif self._config.schedule == "step_off":
+            elif self._rules.schedule == "step_off":
                 try:
                     await self._limit()
                 except StoreError as error:
@@ -113,7 +112,7 @@ class Holds:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _limit(self) -> None:
-        steps_off = self._config.steps_off
+        steps_off = self._rules.steps_off
         assert steps_off is not None
         most = self._batch_size * (steps_off + 1)
         untrained = await self._store.untrained(most)
@@ -136,7 +135,7 @@ class Holds:
             return
         now = time.time()
         self._order = HoldOrder(
-            version=self._version, why=why, since=now, until=now + self._config.max_hold_s
+            version=self._version, why=why, since=now, until=now + self._rules.max_hold_s
         )
         self._file.write(self._order)
         logger.info("generation is held: %s", why)
