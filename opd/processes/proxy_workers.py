@@ -51,18 +51,25 @@ async def start_endpoint(
         ready = answers(f"http://{proxy.host}:{proxy.port}/healthz")
         await supervisor.start(process_name(1), [*arguments], ready, timeout_s)
         return
+    sharing, workers = open_workers(proxy)
+    await asyncio.gather(
+        *(_start_worker(supervisor, one, sharing, arguments, timeout_s) for one in workers)
+    )
+
+
+def open_workers(proxy: ProxyConfig) -> tuple[Sharing, list[Worker]]:
+    """What the workers of an endpoint share and inherit. Raises StartupError if nothing can listen
+    there.
+    """
     sharing = Sharing.create(proxy.workers)
     try:
         sockets = tuple(one.detach() for one in listening_sockets(proxy.host, proxy.port))
     except OSError as error:
         raise StartupError(f"proxy.port: {proxy.host}:{proxy.port}: {error.strerror}") from None
-    workers = [
+    return sharing, [
         Worker(number=number, memory=sharing.descriptor, sockets=sockets)
         for number in range(1, proxy.workers + 1)
     ]
-    await asyncio.gather(
-        *(_start_worker(supervisor, one, sharing, arguments, timeout_s) for one in workers)
-    )
 
 
 async def _start_worker(

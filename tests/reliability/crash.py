@@ -4,20 +4,22 @@
 
 Engines, proxy, judge worker and trainer are real processes with the tool lab's model; the engines
 stay up. Every other process is killed by SIGKILL at the fail points of docs/reliability.md and at
-random instants, and started again. Half of the kills are on SQLite, half on PostgreSQL. A SIGINT,
-and the end of `--minutes`, stop the killing: what was reached is checked and reported all the same.
+random instants, and started again. With `--workers`, so many processes are the endpoint, and each
+of them is killed. Half of the kills are on SQLite, half on PostgreSQL. A SIGINT, and the end of
+`--minutes`, stop the killing: what was reached is checked and reported all the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
+from opd.processes.proxy_workers import Worker, open_workers
 from opd.processes.run import Run
 from opd.run.config import RunConfig, merge
 from opd.run.defaults import resolve, single_machine
@@ -57,12 +60,19 @@ READY = LessonState.READY
 Tell = Callable[[KillPlan], None]
 
 
-def configuration(folder: Path, database_url: str | None, *, rehearses: bool = False) -> RunConfig:
+def configuration(
+    folder: Path, database_url: str | None, *, rehearses: bool = False, workers: int = 1
+) -> RunConfig:
     """The lab on one machine, with small batches and short claims."""
     values = merge(single_machine(str(MODEL), folder), LAB_VALUES)
     loop = {"pause_max_s": 1.0, "claim_ttl_s": 5.0}
     small: dict[str, Any] = {
-        "proxy": {"port": 0, "record_timeout_s": 3.0, "spill_retry_s": 0.5},
+        "proxy": {
+            "port": 0,
+            "record_timeout_s": 3.0,
+            "spill_retry_s": 0.5,
+            "workers": workers,
+        },
         # One vote: what is tested is what becomes of turns, and two cores have to keep up.
         "judge": {"loop": loop, "votes": 1},
         "scoring": {"loop": loop},
@@ -105,18 +115,22 @@ async def crash(
     enough: asyncio.Event | None = None,
     *,
     rehearses: bool = False,
+    workers: int = 1,
 ) -> CrashRun:
     """Kill as planned or until there is `enough`, let the run end in order, look. One that
-    rehearses is left alone until the first lesson is ready.
+    rehearses is left alone until the first lesson is ready. `workers` processes are the endpoint.
 
     Raises EndedByItself.
     """
     started = time.monotonic()
-    config = configuration(folder, database_url, rehearses=rehearses)
+    config = configuration(folder, database_url, rehearses=rehearses, workers=workers)
     log = ClientLog(folder / "acknowledged.log")
     base_url = f"http://{config.proxy.host}:{config.proxy.port}"
+    endpoint: list[Worker | None] = [None]
+    if workers > 1:
+        endpoint = [*open_workers(config.proxy)[1]]
     async with (
-        ForkServer() as server,
+        ForkServer(_files(endpoint)) as server,
         Run(config, folder) as run,
         await Store.open(config.store) as store,
     ):
@@ -129,9 +143,11 @@ async def crash(
                 server=server,
                 store=store,
                 log=log,
-                rng=random.Random(f"{seed} {name}"),
+                rng=random.Random(f"{seed} {name} {worker}"),
+                worker=worker,
             )
             for name in FAIL_POINTS
+            for worker in (endpoint if name == "proxy" else [None])
         ]
         try:
             killer = Killer(plan=plan, enough=enough or asyncio.Event(), tell=tell)
@@ -143,6 +159,8 @@ async def crash(
         finally:
             for victim in victims:
                 victim.end_now()
+            for file in _files(endpoint):
+                os.close(file)
         findings = await find(store, config, folder, log)
     log.close()
     return CrashRun(
@@ -151,6 +169,11 @@ async def crash(
         findings=findings,
         seconds=time.monotonic() - started,
     )
+
+
+def _files(endpoint: Sequence[Worker | None]) -> list[int]:
+    """What workers inherit."""
+    return [] if endpoint[0] is None else [endpoint[0].memory, *endpoint[0].sockets]
 
 
 async def _kill_under_load(
@@ -217,6 +240,7 @@ async def _until_stopped(
     seconds: float | None,
     *,
     rehearses: bool,
+    workers: int,
 ) -> CrashRun:
     """As `crash`; a first SIGINT or SIGTERM, and the end of the time, stop the killing only."""
     enough = asyncio.Event()
@@ -230,7 +254,7 @@ async def _until_stopped(
         loop.add_signal_handler(number, stop, number)
     if seconds is not None:
         loop.call_later(seconds, enough.set)
-    return await crash(folder, url, plan, seed, tell, enough, rehearses=rehearses)
+    return await crash(folder, url, plan, seed, tell, enough, rehearses=rehearses, workers=workers)
 
 
 class Shown:
@@ -281,7 +305,14 @@ def run_all(options: argparse.Namespace, databases: list[str]) -> bool:
             folder.mkdir(parents=True)
             url = stack.enter_context(new_database()) if name == "postgresql" else None
             run = _until_stopped(
-                folder, url, plan, options.seed, shown.tell, seconds, rehearses=options.rehearse
+                folder,
+                url,
+                plan,
+                options.seed,
+                shown.tell,
+                seconds,
+                rehearses=options.rehearse,
+                workers=options.workers,
             )
             runs.append(asyncio.run(run))
         if not runs[-1].is_whole and seconds is None:
@@ -311,6 +342,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--database", choices=["sqlite", "postgresql"], help="only this one")
     parser.add_argument("--rehearse", action="store_true", help="practise hints, as serve does")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the endpoint")
     parser.add_argument("--keep", type=Path, help="keep the run folders here")
     options = parser.parse_args()
     databases = [options.database] if options.database else ["sqlite", "postgresql"]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 START_S = 120.0
@@ -40,9 +41,10 @@ class Forked:
 
 
 class ForkServer:
-    """An async context manager; all processes that it started end with it."""
+    """An async context manager; all processes that it started end with it. They inherit `files`."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Sequence[int] = ()) -> None:
+        self._files = files
         self._children: dict[int, Forked] = {}
         self._started: asyncio.Queue[Forked] = asyncio.Queue()
         self._starting = asyncio.Lock()
@@ -55,6 +57,7 @@ class ForkServer:
             "tests.reliability.fork_server",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            pass_fds=self._files,
             # A Ctrl-C in the terminal is for the test, which ends in order.
             start_new_session=True,
         )

@@ -98,10 +98,18 @@ class Refused(Outcome):
             self.problem(request, f"{response.status_code} without a key: {response.text[:300]}")
 
 
-def fuzz(database: StoreConfig, number: int, start: int, tell: Callable[[], None]) -> Outcome:
-    """Send `number` requests, the same for the same `start`, where nobody needs a key."""
+def fuzz(
+    database: StoreConfig, number: int, start: int, tell: Callable[[], None], workers: int = 1
+) -> Outcome:
+    """Send `number` requests, the same for the same `start`, where nobody needs a key. With several
+    `workers`, each request has a connection of its own, which any of them may accept.
+    """
     outcome = Outcome()
-    with served(database) as app, httpx.Client(base_url=app.url, timeout=HANG_S) as client:
+    limits = httpx.Limits(max_keepalive_connections=None if workers == 1 else 0)
+    with (
+        served(database, workers=workers) as app,
+        httpx.Client(base_url=app.url, timeout=HANG_S, limits=limits) as client,
+    ):
         _check_routes(app, outcome)
         _send_all(number, start, lambda request: _send(client, request, {}, outcome), tell)
         _check_ready(client, outcome)
@@ -251,6 +259,7 @@ def main() -> None:
         "--requests", type=int, default=20_000, help="half of them with keys needed"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="where nobody needs a key")
     parser.add_argument(
         "--postgresql", action="store_true", help=f"databases of their own at {SERVER}"
     )
@@ -271,7 +280,7 @@ def main() -> None:
                 seconds = progress.tasks[0].elapsed or 0.0
                 print(f"{done:.0f} requests after {seconds:.0f} s", flush=True)
 
-        outcomes = {"no keys needed": fuzz(open_store, half, options.seed, tell)}
+        outcomes = {"no keys needed": fuzz(open_store, half, options.seed, tell, options.workers)}
         known, unknown = fuzz_with_keys(keyed_store, options.requests - half, options.seed, tell)
         outcomes |= {"with a key": known, "without a key": unknown}
     for name, outcome in outcomes.items():

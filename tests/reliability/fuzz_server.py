@@ -6,11 +6,13 @@ Behind it stands an engine that answers anything.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import random
+import signal
 import socket
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from api_proxy.config import ProxyConfig
 from api_proxy.pages import now
 from api_proxy.server.connections import protocol_of
 from api_proxy.server.event_loop import run as run_loop
+from api_proxy.sharing.sharing import Sharing
 from records.config import StoreConfig
 from records.store import Store
 from records.types import Ids
@@ -54,8 +57,15 @@ _REPLIES = (
 class AnyReply(ScriptedEngine):
     """Answers everything, without a script."""
 
+    @classmethod
+    def load(cls) -> AnyReply:
+        """For the lab's model."""
+        renderer = RendererConfig(name="qwen3", enable_thinking=False)
+        return cls(Rendering.load(str(MODEL), renderer))
+
     def __init__(self, rendering: Rendering) -> None:
         super().__init__(context_length=4096)
+        self.rendering = rendering
         encode = rendering.tokenizer.encode
         end = rendering.stop_token_ids[0]
         self._ids = [[*encode(text, add_special_tokens=False), end] for text in _REPLIES]
@@ -84,33 +94,28 @@ class Served:
     keys: FuzzKeys | None
 
 
-@contextlib.contextmanager
-def served(database: StoreConfig, with_keys: bool = False) -> Iterator[Served]:
-    """Serve on a free port until the body ends; then everything is committed. `with_keys`: who
-    has none is refused.
-    """
-    listener = socket.create_server(("127.0.0.1", 0))
-    rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
-    ready: Any = threading.Event()
-    stop: list[uvicorn.Server] = []
-    routes: set[tuple[str, str]] = set()
-    failure: list[BaseException] = []
-    engine = AnyReply(rendering)
-    keys: list[FuzzKeys] = []
-    now.STREAM_S = 0.1  # else each request for events takes a minute
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One process of the endpoint, over a store of its own."""
 
-    async def serve() -> None:
-        async with await Store.open(database) as store:
-            if with_keys:
-                keys.append(await make_keys(store))
+    database: StoreConfig
+    listener: socket.socket
+    sharing: Sharing
+
+    async def serve(
+        self, engine: AnyReply, with_keys: bool, begun: Callable[[Begun], None] = lambda _: None
+    ) -> None:
+        """Until it is told to stop."""
+        async with await Store.open(self.database) as store:
+            keys = await make_keys(store) if with_keys else None
             deps = ProxyDeps(
                 store=store,
                 engine=engine,
-                rendering=rendering,
+                rendering=engine.rendering,
                 config=CONFIG,
+                sharing=self.sharing,
             )
             app = create_app(deps)
-            routes.update(routes_of(app))
             server = uvicorn.Server(
                 uvicorn.Config(
                     app,
@@ -119,13 +124,57 @@ def served(database: StoreConfig, with_keys: bool = False) -> Iterator[Served]:
                     access_log=False,
                 )
             )
-            stop.append(server)
-            ready.set()
-            await server.serve(sockets=[listener])
+            begun(Begun(server=server, routes=set(routes_of(app)), keys=keys))
+            await server.serve(sockets=[self.listener])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A part that is about to serve."""
+
+    server: uvicorn.Server
+    routes: set[tuple[str, str]]
+    keys: FuzzKeys | None
+
+
+def _be_worker(part: Part, descriptor: int, number: int, workers: int) -> None:
+    """A process of its own, which SIGTERM ends."""
+    part = replace(part, sharing=Sharing.join(descriptor, number, workers))
+    run_loop(part.serve(AnyReply.load(), with_keys=False))
+
+
+@contextlib.contextmanager
+def served(database: StoreConfig, with_keys: bool = False, workers: int = 1) -> Iterator[Served]:
+    """Serve on a free port until the body ends; then everything is committed. `with_keys`: who
+    has none is refused. `workers` processes accept connections, one of them this one.
+    """
+    now.STREAM_S = 0.1  # else each request for events takes a minute
+    listener = socket.create_server(("127.0.0.1", 0))
+    sharing = Sharing.alone() if workers == 1 else Sharing.create(workers)
+    own = Part(database=database, listener=listener, sharing=sharing)
+    others = []
+    if workers > 1:
+        memory = sharing.descriptor
+        fork = multiprocessing.get_context("fork")
+        others = [
+            fork.Process(target=_be_worker, args=(own, memory, number, workers))
+            for number in range(2, workers + 1)
+        ]
+        for other in others:
+            other.start()
+        own = replace(own, sharing=Sharing.join(memory, 1, workers))
+    engine = AnyReply.load()
+    ready: Any = threading.Event()
+    found: list[Begun] = []
+    failure: list[BaseException] = []
+
+    def begun(one: Begun) -> None:
+        found.append(one)
+        ready.set()
 
     def run() -> None:
         try:
-            run_loop(serve())
+            run_loop(own.serve(engine, with_keys, begun))
         except BaseException as error:
             failure.append(error)
         finally:
@@ -135,18 +184,24 @@ def served(database: StoreConfig, with_keys: bool = False) -> Iterator[Served]:
     thread.start()
     ready.wait()
     try:
-        if not failure:
+        if found:
             yield Served(
                 url=f"http://127.0.0.1:{listener.getsockname()[1]}",
                 database=database,
-                routes=routes,
+                routes=found[0].routes,
                 engine=engine,
-                keys=keys[0] if keys else None,
+                keys=found[0].keys,
             )
     finally:
-        for server in stop:
-            server.should_exit = True
+        for one in found:
+            one.server.should_exit = True
         thread.join()
+        for other in others:
+            other.terminate()
+            other.join()
         listener.close()
     if failure:
         raise failure[0]
+    # uvicorn ends in order, and then by the signal that told it to.
+    codes = {other.exitcode for other in others}
+    assert codes <= {-signal.SIGTERM}, f"workers ended with {codes}"

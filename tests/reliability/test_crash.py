@@ -16,9 +16,12 @@ KILLS_EACH = 1
 
 
 @pytest.mark.timeout(1800)
-async def test_kills_lose_nothing_repeat_nothing_and_leave_nothing_stuck(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_kills_lose_nothing_repeat_nothing_and_leave_nothing_stuck(
+    tmp_path: Path, workers: int
+) -> None:
     plan = KillPlan(dict.fromkeys(FAIL_POINTS, KILLS_EACH), 0, random.Random(1))
-    run = await crash(tmp_path, None, plan, seed=1, tell=lambda _: None)
+    run = await crash(tmp_path, None, plan, seed=1, tell=lambda _: None, workers=workers)
     assert all(plan.counted(process) >= KILLS_EACH for process in FAIL_POINTS)
     assert run.findings.num_acknowledged > 0
     assert run.findings.are_none, run.findings

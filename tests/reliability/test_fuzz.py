@@ -25,8 +25,11 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreCo
 
 
 @pytest.mark.timeout(1800)
-def test_whatever_is_sent_is_answered_refused_in_words_and_recorded(database: StoreConfig) -> None:
-    outcome = fuzz(database, 450, start=1, tell=lambda: None)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_whatever_is_sent_is_answered_refused_in_words_and_recorded(
+    database: StoreConfig, workers: int
+) -> None:
+    outcome = fuzz(database, 450, start=workers, tell=lambda: None, workers=workers)
     assert not outcome.problems, "\n".join(outcome.problems[:5])
     assert outcome.statuses[200] > 10
     assert outcome.statuses[400] > 10

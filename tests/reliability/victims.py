@@ -16,6 +16,8 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select
 
+from api_proxy.sharing.sharing import process_name
+from opd.processes.proxy_workers import Worker
 from opd.processes.supervisor import tail
 from records.hints.rows import HintRow
 from records.lessons.rows import LessonRow
@@ -65,14 +67,17 @@ class Victim:
         store: Store,
         log: ClientLog,
         rng: random.Random,
+        worker: Worker | None = None,
     ) -> None:
         self.name = name
+        self._arguments = [] if worker is None else ["--worker", str(worker)]
         self._server = server
         self._config_file = config_file
         self._store = store
         self._log = log
         self._rng = rng
-        self._output = config_file.parent / "logs" / f"{name}.log"
+        log_name = name if worker is None else process_name(worker.number)
+        self._output = config_file.parent / "logs" / f"{log_name}.log"
         self._process: Forked | None = None
         self._broken_before = 0
         self._acknowledged_before = 0
@@ -81,6 +86,7 @@ class Victim:
         """Begin a life; with `dies_at` it ends at that place's visit of that number."""
         self._output.parent.mkdir(parents=True, exist_ok=True)
         arguments = [COMMANDS[self.name], "--config", str(self._config_file), "--exit-with-parent"]
+        arguments += self._arguments
         self._broken_before = self._log.num_broken
         self._acknowledged_before = len(self._log.acknowledged)
         fail_point = f"{dies_at[0]}:{dies_at[1]}" if dies_at is not None else None
