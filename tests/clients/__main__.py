@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.clients.serving import WORKERS
+
 HERE = Path(__file__).parent
 AGENTS = "test_python_agents.py"
 SUITES: dict[str, tuple[str, str, str]] = {
@@ -37,6 +39,7 @@ def main() -> int:
         action="store_true",
         help="one door of each agent, and nothing that takes minutes",
     )
+    parser.add_argument("--workers", type=int, default=1, help="workers of the endpoint")
     given = parser.parse_args()
     unknown = sorted(set(given.names) - SUITES.keys())
     if unknown:
@@ -47,11 +50,11 @@ def main() -> int:
         installed = subprocess.run([HERE / "install.sh", *parts])
         if installed.returncode:
             return installed.returncode
-    statuses = [run_suite(name, given.short) for name in names]
+    statuses = [run_suite(name, given.short, given.workers) for name in names]
     return next((status for status in statuses if status), 0)
 
 
-def run_suite(name: str, is_short: bool) -> int:
+def run_suite(name: str, is_short: bool, workers: int) -> int:
     """pytest's exit status."""
     _, file, words = SUITES[name]
     wanted = [f"({text})" for text in (words, SHORT_TESTS if is_short else "") if text]
@@ -59,7 +62,8 @@ def run_suite(name: str, is_short: bool) -> int:
     command = [sys.executable, "-m", "pytest", "-q", str(HERE / "suites" / file)]
     if wanted:
         command += ["-k", " and ".join(wanted)]
-    return subprocess.run(command, env={**os.environ, "OPD_CLIENTS": "1"}).returncode
+    asked = {"OPD_CLIENTS": "1", WORKERS: str(workers)}
+    return subprocess.run(command, env=os.environ | asked).returncode
 
 
 if __name__ == "__main__":

@@ -4,9 +4,7 @@ them that keeps what was really asked and answered.
 
 from __future__ import annotations
 
-import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -14,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import uvicorn
 
-from api_proxy.app import ProxyDeps, create_app
+from api_proxy.app import ProxyDeps
 from api_proxy.config import ProxyConfig
 from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.rendering.rendering import Rendering
+from tests.clients.serving import serving
 from tests.integration.engine_tap import EngineTap
 from tests.records.new_store import new_store
 
@@ -58,16 +56,12 @@ def lab_rendering() -> Rendering:
 async def lab(engine_url: str, lab_rendering: Rendering, tmp_path: Path) -> AsyncIterator[Lab]:
     # Greedy, so that a conversation is the same each time, and yet a turn that may train.
     config = ProxyConfig(max_output_tokens=96, train_modified="keep")
+    database = new_store(tmp_path / "records.db")
     async with (
-        await Store.open(new_store(tmp_path / "records.db")) as store,
+        await Store.open(database) as store,
         EngineTap(engine_url) as tap,
         EngineClient(tap.url, vocab_size=lab_rendering.vocab_size) as engine,
     ):
         deps = ProxyDeps(store=store, engine=engine, rendering=lab_rendering, config=config)
-        listener = socket.create_server(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(create_app(deps), log_level="warning"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        yield Lab(f"http://127.0.0.1:{port}", store, tap, lab_rendering)
-        server.should_exit = True
-        await serving
+        async with serving(deps, database) as url:
+            yield Lab(url, store, tap, lab_rendering)

@@ -6,19 +6,16 @@ since what they need takes minutes and gigabytes.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-import uvicorn
 
-from api_proxy.app import ProxyDeps, create_app
+from api_proxy.app import ProxyDeps
 from api_proxy.config import ProxyConfig
 from records.config import StoreConfig
 from records.store import Store
@@ -26,6 +23,7 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import ScriptedEngine
 from tests.clients.doors.conftest import ROOT, engine_url, lab, lab_rendering
+from tests.clients.serving import serving
 from tests.clients.suites.endpoint import LOGGERS, Endpoint
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 
@@ -79,19 +77,13 @@ def serve(scripted_rendering: Rendering, tmp_path: Path) -> Serve:
         for name in LOGGERS:
             logging.getLogger(name).addHandler(seen)
         try:
-            async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+            config = StoreConfig.sqlite(tmp_path / "records.db")
+            async with await Store.open(config) as store:
                 deps = ProxyDeps(
                     store=store, engine=engine, rendering=scripted_rendering, config=ProxyConfig()
                 )
-                listener = socket.create_server(("127.0.0.1", 0))
-                url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-                server = uvicorn.Server(uvicorn.Config(create_app(deps), log_level="warning"))
-                serving = asyncio.create_task(server.serve(sockets=[listener]))
-                try:
+                async with serving(deps, config) as url:
                     yield Endpoint(url, store, engine, scripted_rendering, seen.records)
-                finally:
-                    server.should_exit = True
-                    await serving
         finally:
             for name in LOGGERS:
                 logging.getLogger(name).removeHandler(seen)
