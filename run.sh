@@ -30,6 +30,7 @@ usage: ./run.sh [COMMAND] [OPTIONS]
   eval        pass@k of a version, or a comparison of two:  ./run.sh eval --run RUN --against start
   test        the tests; options and files go to pytest:  ./run.sh test tests/judge --durations 30
   reliability whole runs with killed processes, and an endpoint under attack; takes minutes
+              (--short: kills and attacks of all kinds, without the longer runs of single features)
   learning    whole runs that train until something is learned; takes minutes
               (--short: an endpoint that learns from objections, and the guard)
   browser     the pages in Chromium, which must be installed (Debian: chromium):
@@ -156,7 +157,7 @@ case "$command" in
     test) run_tests "$@" ;;
     reliability | learning)
         [ "$command" = learning ] && marker=learning || marker=long
-        if [ "$marker $*" = "learning --short" ] || [ $# -eq 0 ]; then
+        if [ "$*" = --short ] || [ $# -eq 0 ]; then
             run_whole_runs "$marker" "$@"
             exit
         fi
