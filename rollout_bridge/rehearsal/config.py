@@ -64,7 +64,9 @@ class RehearsalConfig(BaseModel):
     keep_samples: PositiveInt = 16
     """Answers that measure the gap to the start model at states of other kinds."""
     obedience_samples: PositiveInt = 64
-    """Answers to open wishes that never train, at each version."""
+    """Answers to open wishes that never train, at each version. With fewer, chance alone more often
+    turns a step into one that wins open wishes back, or stops training.
+    """
     obedience_versions: PositiveInt = 4
     """Versions over which obedience is pooled."""
     obedience_floor: float = Field(default=0.95, gt=0, le=1)
