@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.golden import main
-from tests.golden_maps import MAPS, find_map
+from tests.golden_maps import MAPS, file_of, find_map
 from tests.golden_maps.check import Comparison, Deliberate, Outcome
 from tests.golden_maps.garbage import declare
 from tests.golden_maps.run import run_file
@@ -15,7 +15,11 @@ from tests.golden_maps.run import run_file
 DATA = Path(__file__).parent / "data"
 FILES = sorted((DATA / "golden").glob("*.json"))
 MORE = sorted((DATA / "golden_more").glob("*.json"))
-"""The references' code on other seeds, shapes and options, among them garbage at mask 0."""
+"""The references' code on other seeds, shapes and options, among them garbage at mask 0; and
+independent arithmetic for formulas that no reference computes.
+"""
+OWN = [path for path in MORE if path.stem in MAPS]
+"""The latter: files with a map of their own."""
 
 
 @pytest.mark.parametrize("path", [*FILES, *MORE], ids=lambda path: path.stem)
@@ -32,11 +36,13 @@ def test_file_agrees(path):
 
 
 def test_every_file_has_its_map_and_every_map_its_file():
-    assert {path.stem for path in FILES} == set(MAPS)
+    assert {path.stem for path in [*FILES, *OWN]} == set(MAPS)
+    for name in MAPS:
+        assert file_of(name) in [*FILES, *OWN]
 
 
 def test_a_file_of_another_name_is_known_by_its_source_and_function(tmp_path):
-    for path in FILES:
+    for path in [*FILES, *OWN]:
         meta = json.loads(path.read_text())["meta"]
         assert find_map(tmp_path / "cases.json", meta) is MAPS[path.stem]
     with pytest.raises(ValueError, match="no map"):

@@ -18,9 +18,11 @@ from tests.golden_maps import (
     rollout_correction,
     self_distillation,
     tail_kl,
+    turn_losses,
+    turn_rewards,
 )
 from tests.golden_maps.check import GoldenMap
-from tests.trainer.golden import FOLDER
+from tests.trainer.golden import FOLDER, MORE_FOLDER
 
 MAPS: Mapping[str, GoldenMap] = {
     **async_opd.MAPS,
@@ -33,8 +35,16 @@ MAPS: Mapping[str, GoldenMap] = {
     **rollout_correction.MAPS,
     **self_distillation.MAPS,
     **tail_kl.MAPS,
+    **turn_losses.MAPS,
+    **turn_rewards.MAPS,
 }
 """By the name of the golden file that a map was written for."""
+
+
+def file_of(name: str) -> Path:
+    """The file of that name."""
+    given = FOLDER / f"{name}.json"
+    return given if given.exists() else MORE_FOLDER / f"{name}.json"
 
 
 def find_map(path: Path, meta: Mapping[str, Any]) -> GoldenMap:
@@ -46,7 +56,7 @@ def find_map(path: Path, meta: Mapping[str, Any]) -> GoldenMap:
         return MAPS[named[-1]]
     origin = (meta.get("source"), meta.get("function"))
     for name in MAPS:
-        known = json.loads((FOLDER / f"{name}.json").read_text())["meta"]
+        known = json.loads(file_of(name).read_text())["meta"]
         if origin == (known.get("source"), known.get("function")):
             return MAPS[name]
     raise ValueError(f"{path.name}: no map for this file; known: {', '.join(sorted(MAPS))}")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 FOLDER = Path(__file__).parents[1] / "data" / "golden"
+MORE_FOLDER = FOLDER.with_name("golden_more")
 
 
 def cases(name: str) -> list[Any]:

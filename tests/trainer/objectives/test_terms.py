@@ -154,6 +154,23 @@ POLICY_GRADIENTS = {
 }
 
 
+@pytest.mark.parametrize("surrogate", ["decoupled", "a3po"])
+@pytest.mark.parametrize("gap", [0.0, 1.0, 4.0])
+def test_a_token_that_cannot_be_compared_has_weight_1_and_is_clipped(surrogate, gap):
+    """As in PPO; its clip is around the policy before the step."""
+    tokens = batch()
+    lost = replace(
+        tokens,
+        rollout_logprobs_BT=torch.full_like(tokens.rollout_logprobs_BT, math.nan),
+        version_gap_BT=torch.full_like(tokens.version_gap_BT, gap),
+    )
+    unweighted = replace(tokens, weights_BT=torch.ones_like(tokens.weights_BT))
+    loss, (_, gradient, _) = terms(lost, opd(surrogate))
+    expected, (_, wanted, _) = terms(unweighted, opd())
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, wanted)
+
+
 @pytest.mark.parametrize("name", POLICY_GRADIENTS)
 def test_policy_gradients(name):
     options, loss, gradient = POLICY_GRADIENTS[name]

@@ -177,7 +177,8 @@ def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
     behaviour_BT = torch.where(comparable_BT, batch.rollout_logprobs_BT, old_BT)
     proximal_BT = old_BT
     if options.surrogate == "a3po":
-        proximal_BT = a3po_proximal_logprobs(behaviour_BT, now_BT.detach(), batch.version_gap_BT)
+        between_BT = a3po_proximal_logprobs(behaviour_BT, now_BT.detach(), batch.version_gap_BT)
+        proximal_BT = torch.where(comparable_BT, between_BT, old_BT)
     return decoupled_ppo(
         now_BT,
         proximal_BT,

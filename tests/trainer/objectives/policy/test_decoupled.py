@@ -3,6 +3,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from trainer.objectives.policy.decoupled import (
     a3po_proximal_logprobs,
@@ -72,3 +74,51 @@ def test_bad_input_is_refused():
         composed_weights(zeros, zeros, zeros, engine_cap=0.0)
     with pytest.raises(ValueError, match="negative"):
         a3po_proximal_logprobs(zeros, zeros, -1)
+
+
+LOGPROB = st.floats(-40.0, 0.0)
+
+
+@settings(max_examples=200)
+@given(
+    engine=LOGPROB | st.just(math.nan),
+    trainer=LOGPROB,
+    proximal=LOGPROB,
+    engine_cap=st.floats(0.5, 10.0),
+    staleness_cap=st.floats(0.5, 10.0),
+)
+def test_a_composed_weight_is_at_most_the_product_of_its_caps(
+    engine, trainer, proximal, engine_cap, staleness_cap
+):
+    now = [torch.tensor([value], dtype=torch.float64) for value in (engine, trainer, proximal)]
+    weight = composed_weights(*now, engine_cap=engine_cap, staleness_cap=staleness_cap).item()
+    assert 0.0 <= weight <= max(engine_cap, 1.0) * staleness_cap * (1 + 1e-12)
+    # Each factor alone: an engine like the trainer, and weights that are not old.
+    _, same, old = now
+    age = behaviour_weights(old, same, cap=staleness_cap)
+    torch.testing.assert_close(
+        composed_weights(same, same, old, engine_cap=1.0, staleness_cap=staleness_cap), age
+    )
+    fresh = composed_weights(now[0], same, same, engine_cap=engine_cap).item()
+    if math.isnan(engine):
+        assert fresh == 1.0
+        assert weight == age.item()
+    else:
+        ratio = math.exp(min(max(trainer - engine, -20.0), 20.0))
+        assert fresh == pytest.approx(min(ratio, engine_cap))
+        assert weight == pytest.approx(fresh * age.item())
+
+
+@settings(max_examples=100)
+@given(
+    logprobs=st.lists(st.tuples(LOGPROB, LOGPROB, LOGPROB), min_size=1, max_size=5),
+    gap=st.integers(0, 6),
+)
+def test_a_proximal_policy_lies_between_behaviour_and_current(logprobs, gap):
+    behaviour, current, advantages = torch.tensor(logprobs, dtype=torch.float64).unbind(-1)
+    proximal = a3po_proximal_logprobs(behaviour, current, gap)
+    low, high = torch.minimum(behaviour, current), torch.maximum(behaviour, current)
+    assert bool(((proximal >= low - 1e-12) & (proximal <= high + 1e-12)).all())
+    terms = decoupled_ppo(current, proximal, behaviour, advantages, cap=5.0, **CLIP)
+    assert bool((terms.weights <= 5.0).all())
+    assert bool(torch.isfinite(terms.ppo.loss).all())

@@ -2,6 +2,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.trainer.objectives.rollout_correction.worked import MASK, ROLLOUT, TRAIN
 from trainer.objectives.rollout_correction.config import PRESET_NAMES, preset
@@ -279,3 +281,30 @@ def test_two_bounds_zero_weights_beyond_the_one_behind_a_tool_result():
 def test_a_bound_behind_a_tool_result_that_cannot_act_is_refused(values):
     with pytest.raises(ValueError, match="post_tool_upper"):
         RolloutCorrectionSettings(**{"importance_level": "token", **values})
+
+
+@settings(max_examples=60)
+@given(
+    turns=st.lists(
+        st.tuples(st.booleans(), st.lists(st.floats(-4, 4), min_size=1, max_size=4)),
+        min_size=1,
+        max_size=4,
+    ),
+    level=st.sampled_from(["token", "sequence"]),
+    bound=st.floats(0.6, 2.0),
+)
+def test_a_bound_behind_tool_results_acts_there_and_nowhere_else(turns, level, bound):
+    rows = [torch.tensor(ratios, dtype=torch.float64) for _, ratios in turns]
+    train = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in rows], batch_first=True)
+    after_tool = torch.tensor([float(behind) for behind, _ in turns]).unsqueeze(-1) * mask
+
+    def weights(**more):
+        chosen = RolloutCorrectionSettings(importance_level=level, **more)
+        found = correct_rollout(train, 0 * train, mask, chosen, after_tool_BT=after_tool)
+        return found.weights_BT
+
+    plain, bounded = weights(), weights(post_tool_upper=bound)
+    torch.testing.assert_close(
+        bounded, torch.where(after_tool > 0, plain.clamp(max=bound), plain), rtol=0, atol=0
+    )
