@@ -192,6 +192,27 @@ def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Ve
     return found
 
 
+def newest_taught(connection: Connection, teacher: str, limit: int) -> dict[str, str]:
+    """The newest turns that were trained under a hint that `teacher` scored, newest first: id ->
+    that hint.
+    """
+    rows = connection.execute(
+        select(SampleRow.turn_id, ScoreRow.hint)
+        .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
+        .join(ScoreRow, ScoreRow.turn_id == SampleRow.turn_id)
+        .where(
+            TurnRow.state == TurnState.TRAINED,
+            TurnRow.trained_version == SampleRow.version,
+            ScoreRow.teacher == teacher,
+            ScoreRow.candidate == 0,
+            ScoreRow.hint != "",
+        )
+        .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
+        .limit(limit)
+    )
+    return {row.turn_id: row.hint for row in rows}
+
+
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
     """The newest turns that were trained under a hint, with their samples, newest first."""
     samples = connection.execute(
