@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,14 +112,12 @@ class GuardWorker:
         version = await self._version()
         if not self._is_due(version):
             return
-        asked = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
         passed = self._passed - await self._records.versions_given_up()
-        values = await self._recorded() | await self._jump(passed) | await self._gap_at(version)
+        asked = await self._measured(version, passed)
         if await self._version() != version:
             return  # another version has sampled a part of it
-        found = asked.row.model_copy(update=values)
-        problems = breaches(self._config, self._start, found)
-        found = found.model_copy(update={"breaches": problems})
+        problems = breaches(self._config, self._start, asked.row)
+        found = asked.row.model_copy(update={"breaches": problems})
         if problems:
             self._go_back(found, passed)
         else:
@@ -130,6 +130,14 @@ class GuardWorker:
         logger.info(
             "version %d: %d of %d answers to canaries are right", version, found.passed, found.asked
         )
+
+    async def _measured(self, version: int, passed: Set[int]) -> Asked:
+        """A version's answers, and all that its limits are about. Raises as `look`."""
+        began = time.monotonic()
+        asked = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
+        values = await self._recorded() | await self._jump(passed) | await self._gap_at(version)
+        row = asked.row.model_copy(update=values | {"took_s": time.monotonic() - began})
+        return replace(asked, row=row)
 
     async def _recorded(self) -> dict[str, Figures]:
         """Answers of both models to recorded requests; nothing without any. Raises EngineError,
