@@ -39,7 +39,7 @@ class GuardConfig(BaseModel):
     """
     max_kl: NonNegativeFloat = 1.0
     """How far answers may be from the start model, in nats per token, on average."""
-    max_kl_last: NonNegativeFloat = 0.5
+    max_kl_last: NonNegativeFloat = 0.3
     """How far the answers of the version that passed last may be from a version, in nats per token,
     on average: a jump within one step.
     """

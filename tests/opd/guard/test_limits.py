@@ -40,8 +40,8 @@ START = checked(version=0, passed=96)
         ({"passed": 80, "failed": {"a": 15, "b": 5}}, []),  # the interval reaches 0.864
         ({"passed": 75, "failed": {"a": 20, "b": 5}}, ["least_passed"]),
         ({"kl": 1.01}, ["max_kl"]),
-        ({"kl_last": 0.5, "last_good": 0}, []),
-        ({"kl_last": 0.51, "last_good": 0}, ["max_kl_last"]),
+        ({"kl_last": 0.3, "last_good": 0}, []),
+        ({"kl_last": 0.31, "last_good": 0}, ["max_kl_last"]),
         ({"gap": gap(1.4, 0.65), "gap_start": gap(0.2, 0.1)}, []),  # as low as 0.45 above
         ({"gap": gap(1.4, 0.75), "gap_start": gap(0.2, 0.1)}, ["max_gap_rise"]),
         ({"gap": gap(9.0, 8.0), "gap_start": None}, []),
