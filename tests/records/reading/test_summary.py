@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from records.names import DropReason, TurnState
 from records.store import Store, inspection
@@ -96,3 +97,6 @@ async def test_the_newest_turns_that_trained_under_a_hint_of_this_teacher(store:
     assert await store.newest_taught("start", limit=8) == {second: HINT, first: HINT}
     assert list(await store.newest_taught("start", limit=1)) == [second]
     assert await store.newest_taught("another", limit=8) == {}
+    # As on a cluster, where a job marks what it trained.
+    await store.write(lambda connection: connection.execute(text("DELETE FROM samples")))
+    assert await store.newest_taught("start", limit=8) == {second: HINT, first: HINT}
