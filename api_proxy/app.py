@@ -118,7 +118,7 @@ def _upkeep(service: TurnService, stop: asyncio.Event) -> list[Coroutine[Any, An
     store = service.deps.store
     return [
         service.sessions.sweep(stop),
-        index_texts(store, stop),
+        index_texts(store, service.metrics, stop),
         retention.sweep(
             Housekeeping(store, service.deps.clock),
             store.config.retention,

@@ -128,6 +128,11 @@ class ProxyMetrics:
             "opd_store_spill_refused",
             "Records that cannot be read or that the store will never take; their files are kept.",
         )
+        self.texts_refused = self._counter(
+            "opd_texts_refused",
+            "Turns whose text cannot be searched: the database refuses it, or it is unreadable.",
+            "reason",
+        )
         self.spill_waiting = Gauge(
             "opd_store_spill_waiting",
             "Spilled records that wait for the store, and files of dead processes. Alarm if not 0.",

@@ -110,7 +110,7 @@ async def _sessions(
         wanted_scope = tenant_scope(filters["tenant"])
         if scope not in (None, wanted_scope):
             nothing = {"object": "list", "data": [], "examined": 0, "next": None}
-            return nothing | ({"not_indexed": 0} if filters["text"] else {})
+            return nothing | ({"not_indexed": 0, "not_indexable": 0} if filters["text"] else {})
         scope = wanted_scope
     wanted = Wanted(
         state=_member(TurnState, "state", filters["state"]),
@@ -164,6 +164,7 @@ async def _found(
         "examined": found.num_examined,
         "next": None if found.next is None else str(found.next),
         "not_indexed": found.num_waiting,
+        "not_indexable": found.num_refused,
     }
 
 

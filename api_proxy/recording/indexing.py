@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import logging
 
+from api_proxy.metrics import ProxyMetrics
 from records.errors import StoreError
+from records.search.indexing import RefusedText
 from records.store import Store
+from records.store.turns import say_refused
 
 logger = logging.getLogger(__name__)
 
@@ -18,11 +21,16 @@ _IDLE_S = 2.0
 _FAILED_S = 30.0
 
 
-async def index_texts(store: Store, stop: asyncio.Event) -> None:
+async def index_texts(store: Store, metrics: ProxyMetrics, stop: asyncio.Event) -> None:
     """Index texts until `stop`, also those of turns that other processes record."""
+
+    def count(refused: RefusedText) -> None:
+        metrics.texts_refused.labels(refused.reason.value).inc()
+        say_refused(refused)
+
     while not stop.is_set():
         try:
-            waited = await store.index_texts(_AT_ONCE)
+            waited = await store.index_texts(_AT_ONCE, count)
             pause = _BETWEEN_S if waited == _AT_ONCE else _IDLE_S
         except StoreError as error:
             logger.error("texts could not be indexed: %s", error)

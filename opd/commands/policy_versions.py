@@ -16,7 +16,7 @@ from opd.cluster.going_back import back_to, newest_chain
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from opd.run.config import RunConfig
-from rollout_bridge.guard.checks import read_checks
+from rollout_bridge.guard.checks import Checked, read_checks
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.rehearsal.journal import read_rows
 from rollout_bridge.slime.saved import saved_rollouts
@@ -240,9 +240,19 @@ def _numbers(folder: Path, version: int) -> dict[str, float]:
             # It is the version that was asked for.
             found.pop("measured_version", None)
     for check in read_checks(folder):
-        if check.version == version and check.asked:
-            found["canaries right, share"] = check.passed / check.asked
+        if check.version == version:
+            found |= _of_check(check)
     return found
+
+
+def _of_check(check: Checked) -> dict[str, float]:
+    values = {
+        "canaries right, share": check.passed / check.asked if check.asked else None,
+        "KL to the start": check.kl,
+        "KL from the last good": check.kl_last,
+        "gap, trained turns": None if check.gap is None else check.gap.value,
+    }
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def resume(config_file: Path) -> str:

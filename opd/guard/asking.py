@@ -17,22 +17,17 @@ import numpy as np
 import regex
 
 from opd.guard.canaries import Canary, Function, load_function
+from opd.guard.last_good import KeptAnswer, Scorer
 from opd.guard.limits import repeated_share
 from opd.rehearsal.policy_sampler import Answer, PolicySampler
 from records.messages import Message, content_text
-from records.types import Ids, Logprobs
+from records.types import Ids
 from rollout_bridge.engine.errors import EngineRejected
 from rollout_bridge.guard.checks import Checked, Figures
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
-
-
-class Scorer(Protocol):
-    """The frozen start model. Raises EngineError."""
-
-    async def score(self, input_ids: Ids, start: int) -> Logprobs: ...
 
 
 class Judge(Protocol):
@@ -66,6 +61,7 @@ class _Measured:
 
     answer: Answer
     ids: Sequence[int]
+    logprobs: list[float]
     surprise: float | None
     kl_sum: float | None
 
@@ -82,6 +78,14 @@ def _figures(answers: Sequence[_Measured]) -> Figures:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A version's results on the canaries, and its answers to them."""
+
+    row: Checked
+    answers: list[KeptAnswer]
+
+
 @dataclass(slots=True, kw_only=True)
 class Asker:
     """Asks canaries. A function that hung once is not called again by this process."""
@@ -89,12 +93,13 @@ class Asker:
     canaries: Sequence[Canary]
     rendering: Rendering
     start: Scorer
+    """The frozen start model."""
     judge: Judge
     timeout_s: float
     _hung: set[str] = field(default_factory=set)
     _prompts: dict[str, Ids] = field(default_factory=dict)
 
-    async def ask(self, model: PolicySampler, *, version: int, samples: int) -> Checked:
+    async def ask(self, model: PolicySampler, *, version: int, samples: int) -> Asked:
         """`samples` answers to each canary. Raises EngineError, ServiceUnavailable."""
         began = time.monotonic()
         asked = [canary for canary in self.canaries for _ in range(samples)]
@@ -105,7 +110,7 @@ class Asker:
             if is_right is not None
         ]
         figures = _figures([measured for measured, _ in results])
-        return Checked(
+        row = Checked(
             **figures.model_dump(),
             version=version,
             time=time.time(),
@@ -115,6 +120,16 @@ class Asker:
             failed=dict(Counter(name for name, is_right in decided if not is_right)),
             took_s=time.monotonic() - began,
         )
+        answers = [
+            KeptAnswer(
+                canary=canary.name,
+                prompt=self._prompts[canary.name].tolist(),
+                ids=list(measured.ids),
+                logprobs=measured.logprobs,
+            )
+            for canary, (measured, _) in zip(asked, results, strict=True)
+        ]
+        return Asked(row=row, answers=answers)
 
     async def measure(
         self, model: PolicySampler, states: Sequence[State], *, samples: int
@@ -160,6 +175,7 @@ class Asker:
         return _Measured(
             answer=answer,
             ids=ids.tolist(),
+            logprobs=own.tolist(),
             surprise=float(-own.mean()) if len(own) else None,
             kl_sum=kl_sum,
         )

@@ -39,6 +39,19 @@ class GuardConfig(BaseModel):
     """
     max_kl: NonNegativeFloat = 1.0
     """How far answers may be from the start model, in nats per token, on average."""
+    max_kl_last: NonNegativeFloat = 0.3
+    """How far the answers of the version that passed last may be from a version, in nats per token,
+    on average: a jump within one step.
+    """
+    gap_turns: NonNegativeInt = 8
+    """Turns, the newest that trained under a hint, that each version and the start model answer
+    besides: their gap to the start model under the hint is to fall, not to grow. 0: it is not
+    measured.
+    """
+    max_gap_rise: NonNegativeFloat = 0.5
+    """How much larger the gap at these turns may be than the start model's own, in nats per token.
+    A version fails if the lower bound of its 95% interval is above that.
+    """
     max_longer: float = Field(default=3.0, gt=1)
     """Answers may be up to this many times as long as the start's, or as short."""
     least_entropy: float = Field(default=0.1, ge=0, le=1)

@@ -17,6 +17,7 @@ _MOST_UNDECIDED = 0.5
 def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
     """What is wrong with a version, in sentences; empty for one that may serve."""
     found = [*_passed(config, start, now), *_drift(config, start, now, "answers to canaries")]
+    found += [*_jump(config, now), *_gap(config, now)]
     if now.recorded is not None and now.recorded_start is not None:
         where = "answers to recorded requests"
         found += _drift(config, now.recorded_start, now.recorded, where)
@@ -40,6 +41,27 @@ def _passed(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
         yield (
             f"{now.passed} of {now.asked} answers to canaries are right, at least {wanted:.0%} are "
             f"required (guard.least_passed); wrong most often: {names}"
+        )
+
+
+def _jump(config: GuardConfig, now: Checked) -> Iterator[str]:
+    if now.kl_last is not None and now.kl_last > config.max_kl_last:
+        yield (
+            f"answers of version {now.last_good}, the last good one, are {now.kl_last:.2f} nats "
+            f"per token from this version, at most {config.max_kl_last:g} are allowed "
+            "(guard.max_kl_last)"
+        )
+
+
+def _gap(config: GuardConfig, now: Checked) -> Iterator[str]:
+    if now.gap is None or now.gap_start is None:
+        return
+    if now.gap.low - now.gap_start.value > config.max_gap_rise:
+        yield (
+            f"at turns that trained, answers are {now.gap.value:.2f} nats per token "
+            f"({now.gap.low:.2f} to {now.gap.high:.2f}) from the hinted start model, the start's "
+            f"own {now.gap_start.value:.2f}: the gap is to fall, and may grow by at most "
+            f"{config.max_gap_rise:g} (guard.max_gap_rise)"
         )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from opd.guard.asking import Asker
 from opd.guard.canaries import read_canaries
+from opd.guard.gap import GapMeasurer, TaughtTurn
 from opd.guard.metrics import GuardMetrics
 from opd.guard.worker import GuardWorker
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.seats import Seats
-from opd.rehearsal.starting import Connections, seats_of
+from opd.rehearsal.starting import Connections, desk_of, seats_of
 from opd.run.config import RunConfig
 from records.store import Store
 from records.types import TurnRecord
@@ -40,16 +43,36 @@ def guard_worker(
         judge=to.questions,
         timeout_s=config.guard.check_timeout_s,
     )
+    policy, start = sampler(to.policy), sampler(to.frozen)
     return GuardWorker(
         asker,
         config.guard,
-        policy=sampler(to.policy),
-        start=sampler(to.frozen),
+        policy=policy,
+        start=start,
         version=partial(served_version, to.policy),
         states=partial(_newest_states, to.store, config.guard.states),
+        scores=to.policy,
+        gap=GapMeasurer(desk_of(config.scoring, to), policy, start),
+        records=_Records(to.store, config.scoring.teacher),
         folder=folder,
         metrics=metrics,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """The guard's questions to a store; `teacher` is the start model's name in it."""
+
+    store: Store
+    teacher: str
+
+    async def versions_given_up(self) -> Set[int]:
+        return await self.store.versions_given_up()
+
+    async def taught_turns(self, most: int) -> Sequence[TaughtTurn]:
+        hints = await self.store.newest_taught(self.teacher, limit=most)
+        turns = await self.store.load_turns(list(hints))
+        return [TaughtTurn(turn=one, hint=hints[one.turn_id]) for one in turns]
 
 
 async def _newest_states(store: Store, most: int) -> list[TurnRecord]:

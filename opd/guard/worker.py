@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Protocol
 
-from opd.guard.asking import Asker, State
+from opd.guard.asking import Asked, Asker, State
 from opd.guard.config import GuardConfig
+from opd.guard.gap import GapMeasurer, TaughtTurn
+from opd.guard.last_good import Scorer, kl_from, read_last_good, write_last_good
 from opd.guard.limits import breaches
 from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
@@ -31,10 +36,17 @@ _LONGEST_PAUSE_S = 60.0
 START = 0
 
 
+class GuardRecords(Protocol):
+    """What the guard asks the store. Raises StoreError."""
+
+    async def versions_given_up(self) -> Set[int]: ...
+    async def taught_turns(self, most: int) -> Sequence[TaughtTurn]: ...
+
+
 class GuardWorker:
     """Checks versions one after another. `policy` samples from the serving version, `start` from
-    the frozen start model, both at temperature 1; `version` asks which version serves, `states`
-    which recorded requests are answered besides.
+    the frozen start model, both at temperature 1, and `scores` is the serving version again;
+    `version` asks which version serves, `states` which recorded requests are answered besides.
     """
 
     def __init__(
@@ -46,16 +58,21 @@ class GuardWorker:
         start: PolicySampler,
         version: Callable[[], Awaitable[int]],
         states: Callable[[], Awaitable[Sequence[State]]],
+        scores: Scorer,
+        gap: GapMeasurer,
+        records: GuardRecords,
         folder: Path,
         metrics: GuardMetrics,
     ) -> None:
         self._asker, self._config, self._folder = asker, config, folder
         self._policy, self._start_model, self._version = policy, start, version
         self._states = states
+        self._scores, self._gap, self._records = scores, gap, records
         self._metrics = metrics
         rows = read_checks(folder)
         self._start = next((row for row in rows if row.version == START), None)
         self._passed = {row.version for row in rows if not row.breaches}
+        self._good = read_last_good(folder)
         self._last = rows[-1] if rows else None
         # A cluster's launch restarts this process for each rollback.
         metrics.withdrawn.inc(sum(bool(row.breaches) for row in rows))
@@ -95,16 +112,17 @@ class GuardWorker:
         version = await self._version()
         if not self._is_due(version):
             return
-        found = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
-        found = found.model_copy(update=await self._recorded())
+        passed = self._passed - await self._records.versions_given_up()
+        asked = await self._measured(version, passed)
         if await self._version() != version:
             return  # another version has sampled a part of it
-        problems = breaches(self._config, self._start, found)
-        found = found.model_copy(update={"breaches": problems})
+        problems = breaches(self._config, self._start, asked.row)
+        found = asked.row.model_copy(update={"breaches": problems})
         if problems:
-            self._go_back(found)
+            self._go_back(found, passed)
         else:
             self._passed.add(version)
+            self._keep(asked)
         # Only now: the trainer continues once it reads this.
         add_check(self._folder, found)
         self._last = found
@@ -112,6 +130,14 @@ class GuardWorker:
         logger.info(
             "version %d: %d of %d answers to canaries are right", version, found.passed, found.asked
         )
+
+    async def _measured(self, version: int, passed: Set[int]) -> Asked:
+        """A version's answers, and all that its limits are about. Raises as `look`."""
+        began = time.monotonic()
+        asked = await self._asker.ask(self._policy, version=version, samples=self._config.samples)
+        values = await self._recorded() | await self._jump(passed) | await self._gap_at(version)
+        row = asked.row.model_copy(update=values | {"took_s": time.monotonic() - began})
+        return replace(asked, row=row)
 
     async def _recorded(self) -> dict[str, Figures]:
         """Answers of both models to recorded requests; nothing without any. Raises EngineError,
@@ -126,6 +152,34 @@ class GuardWorker:
             "recorded_start": await self._asker.measure(self._start_model, states, samples=samples),
         }
 
+    async def _jump(self, passed: Set[int]) -> dict[str, Any]:
+        """How far the last good version is; nothing if its answers are not known, or if it was
+        rolled back. Raises EngineError.
+        """
+        good = self._good
+        if good is None or good.version not in passed:
+            return {}
+        return {"kl_last": await kl_from(good, self._scores), "last_good": good.version}
+
+    async def _gap_at(self, version: int) -> dict[str, Any]:
+        """The gap at turns that trained under a hint, and the start's. Raises ServiceUnavailable,
+        StoreError.
+        """
+        most = self._config.gap_turns
+        taught = await self._records.taught_turns(most) if most else []
+        if not taught:
+            return {}
+        gap, of_start = await self._gap.measure(
+            taught, samples=self._config.samples, version=version
+        )
+        return {"gap": gap, "gap_start": of_start}
+
+    def _keep(self, asked: Asked) -> None:
+        samples = self._config.samples
+        self._good = write_last_good(
+            self._folder, asked.row.version, asked.answers, samples=samples
+        )
+
     def _is_due(self, version: int) -> bool:
         """Whether the serving version must be checked. A failed one is checked again once somebody
         has removed the order to stop.
@@ -136,9 +190,10 @@ class GuardWorker:
         return not is_last or read_stop(self._folder) is None
 
     async def _ask_start(self) -> Checked:
-        found = await self._asker.ask(
+        asked = await self._asker.ask(
             self._start_model, version=START, samples=self._config.start_samples
         )
+        found = asked.row
         if found.asked == 0:
             logger.error("no answer to a canary could be checked: canaries guard nothing")
         elif found.passed < found.asked / 2:
@@ -149,18 +204,19 @@ class GuardWorker:
                 found.asked,
                 worst,
             )
+        self._keep(asked)
         add_check(self._folder, found)
         self._last = found
         self._passed.add(START)
         self._metrics.set(found)
         return found
 
-    def _go_back(self, found: Checked) -> None:
+    def _go_back(self, found: Checked, passed: Set[int]) -> None:
         """Order the stop, then the rollback: if killed in between, the last good version serves,
         and a resumed run checks this one again. The start has no checkpoint to continue from, so it
         only serves.
         """
-        good = max(one for one in self._passed if one < found.version)
+        good = max((one for one in passed if one < found.version), default=START)
         reason = f"the guard withdrew version {found.version}: {'; '.join(found.breaches)}"
         logger.error("%s; version %d serves again", reason, good)
         stop_and_serve(self._folder, StopOrder(reason=reason, serve_version=good))

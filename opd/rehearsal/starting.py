@@ -60,7 +60,7 @@ def rehearsal_worker(
     return RehearsalWorker(
         to.store,
         to.questions,
-        _desk(scoring, to),
+        desk_of(scoring, to),
         policy=sampler(to.policy, temperature=settings.temperature),
         probe=sampler(to.policy, temperature=_MEASURED_AT),
         start=sampler(to.frozen, temperature=_MEASURED_AT),
@@ -79,13 +79,14 @@ def source_check(config: RunConfig, to: Connections) -> SourceCheck | None:
     least = config.scoring.least_fall
     if not least:
         return None
-    desk = _desk(config.scoring, to)
+    desk = desk_of(config.scoring, to)
     return SourceCheck(
         fall=partial(fall_at, desk), least=least, part_of_words=partial(part_of_words, desk)
     )
 
 
-def _desk(scoring: ScoringConfig, to: Connections) -> Desk:
+def desk_of(scoring: ScoringConfig, to: Connections) -> Desk:
+    """A desk whose teacher is the frozen start model."""
     teacher = FrozenTeacher(
         scoring.teacher,
         to.frozen,

@@ -251,11 +251,31 @@ def _guard_curves(folder: Path) -> list[Curve]:
         (
             "Canaries: distance from the start",
             "nats",
-            {"KL": [row.kl for row in rows], "surprise": [row.surprise for row in rows]},
+            {
+                "KL": [row.kl for row in rows],
+                "KL of the last good version to it": [row.kl_last for row in rows],
+                "surprise": [row.surprise for row in rows],
+            },
             "How far answers have moved, and how open they are, per token. Healthy: KL stays "
-            "below guard.max_kl, and surprise does not collapse.",
+            "below guard.max_kl, that of the last good version below guard.max_kl_last, and "
+            "surprise does not collapse.",
         ),
     ]
+    if any(row.gap is not None for row in rows):
+        plots.append(
+            (
+                "Gap at turns that trained",
+                "nats",
+                {
+                    "policy": [None if row.gap is None else row.gap.value for row in rows],
+                    "start": [
+                        None if row.gap_start is None else row.gap_start.value for row in rows
+                    ],
+                },
+                "How far answers to the newest turns that trained under a hint are from the hinted "
+                "start model, per token. Healthy: below the start's own, and falling.",
+            )
+        )
     versions = [row.version for row in rows]
     return [
         Curve(title=title, unit=unit, steps=versions, series=series, step_unit="version", says=says)

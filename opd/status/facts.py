@@ -255,6 +255,10 @@ def as_values(now: Now) -> dict[str, Any]:
             "passed": now.check.passed,
             "asked": now.check.asked,
             "kl": now.check.kl,
+            "kl_last": now.check.kl_last,
+            "last_good": now.check.last_good,
+            "gap": None if now.check.gap is None else now.check.gap.value,
+            "gap_start": None if now.check.gap_start is None else now.check.gap_start.value,
             "breaches": now.check.breaches,
         },
         "learned_from": [

@@ -9,6 +9,7 @@ from api_proxy.pages.words import span
 from opd.status.facts import Now, tokens_per_accepted
 from opd.status.health import findings
 from records.names import TurnState
+from rollout_bridge.guard.checks import Checked
 from rollout_bridge.rehearsal.figures import figures
 
 _WIDTH = 96
@@ -101,10 +102,23 @@ def _learning(now: Now) -> Iterator[str]:
             f"{pooled.floor:.2f})",
         )
     if (check := now.check) is not None:
-        far = "" if check.kl is None else f"; {check.kl:.3f} nats per token from the start"
         yield _row(
-            "canaries", f"{check.passed} of {check.asked} right at version {check.version}{far}"
+            "canaries",
+            f"{check.passed} of {check.asked} right at version {check.version}{_moved(check)}",
         )
+
+
+def _moved(check: Checked) -> str:
+    """How far a version's answers have moved, in nats per token."""
+    parts = []
+    if check.kl is not None:
+        parts.append(f"{check.kl:.3f} nats per token from the start")
+    if check.kl_last is not None:
+        parts.append(f"version {check.last_good} {check.kl_last:.3f} from it")
+    if check.gap is not None and check.gap_start is not None:
+        start = check.gap_start.value
+        parts.append(f"gap where it trained {check.gap.value:.3f} (start {start:.3f})")
+    return "".join(f"; {one}" for one in parts)
 
 
 def _learned_from(now: Now) -> Iterator[str]:

@@ -9,6 +9,7 @@ cancelled caller leaves nothing half-closed.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,6 +32,16 @@ _POSTGRESQL_CONFLICT = ("40001", "40P01", "55P03")
 # The classes of lost connections, of missing resources (disk, memory, connections) and of failing
 # disks; shutdowns; a server that is read-only for now.
 _POSTGRESQL_GONE = ("08", "53", "57P", "58", "25006")
+# Damaged tables or indexes.
+_POSTGRESQL_DAMAGED = ("XX001", "XX002")
+_SQLITE_AILING = frozenset(
+    (
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_READONLY),
+        *(sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT),
+        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL),
+        *(sqlite3.SQLITE_SCHEMA, sqlite3.SQLITE_NOTADB),
+    )
+)
 # Otherwise a statement's plan is made once, after its fifth run, and kept. In a store that is still
 # empty then, it reads whole tables, and keeps doing so as they grow, until they are analyzed.
 _PLANNING = {"plan_cache_mode": "force_custom_plan"}
@@ -238,6 +249,14 @@ def is_gone(error: BaseException) -> bool:
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is tried again."""
     return is_busy(error) or is_conflict(error) or is_gone(error)
+
+
+def is_ailing(error: DBAPIError) -> bool:
+    """Whether the database is in trouble (locked, gone, full, damaged), whatever it was asked."""
+    if is_transient(error) or _sqlstate(error) in _POSTGRESQL_DAMAGED:
+        return True
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _SQLITE_AILING
 
 
 def _sqlstate(error: BaseException) -> str:

@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, NestedTransaction
 from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
 
 from records.database import fail_points
-from records.database.database import Transactions, is_conflict, is_transient
+from records.database.database import Transactions, is_ailing, is_conflict, is_transient
 from records.errors import StoreUnavailable
 
 T = TypeVar("T")
@@ -181,15 +181,28 @@ def _run_plain(group: list[_Waiting], connection: Connection) -> list[Any]:
 def _run_isolated(group: list[_Waiting], connection: Connection) -> list[Any]:
     outcomes: list[Any] = []
     for waiting in group:
+        savepoint = connection.begin_nested()
         try:
-            with connection.begin_nested():
-                outcomes += waiting.bulk(connection, [waiting.item])
-        except Exception as error:  # belongs to the caller of this operation alone
-            if is_transient(error):
+            outcomes += waiting.bulk(connection, [waiting.item])
+            savepoint.commit()
+        except Exception as error:
+            if is_transient(error) or not _is_rolled_back(savepoint):
                 raise
+            # It belongs to the caller of this operation alone.
             outcomes.append(_Failed(as_store_error(error)))
     _reached(group, "uncommitted")
     return outcomes
+
+
+def _is_rolled_back(savepoint: NestedTransaction) -> bool:
+    """False: SQLite has undone the whole transaction, as it may if the disk is full or failing. The
+    operations before this one are then not written either.
+    """
+    try:
+        savepoint.rollback()
+    except OperationalError:
+        return False
+    return True
 
 
 def _reached(group: list[_Waiting], moment: str) -> None:
@@ -202,7 +215,8 @@ def as_store_error(error: Exception) -> Exception:
     """`error` as its caller should see it: database trouble as StoreUnavailable."""
     # A bare DatabaseError means a file that is not a database, or a damaged one.
     broken = isinstance(error, OperationalError) or type(error) is DatabaseError
-    if broken or is_transient(error):
+    is_ill = isinstance(error, DBAPIError) and is_ailing(error)
+    if broken or is_ill or is_transient(error):
         reason = str(error.orig) if isinstance(error, DBAPIError) else str(error)
         unavailable = StoreUnavailable(f"the database is not available: {reason}")
         unavailable.__cause__ = error

@@ -23,6 +23,9 @@ from records.tables.models import (
 from records.tables.sql import chunks
 from records.types import UNSCORED, SampleResult, Score, TurnRecord, Verdict, Vote
 
+_RECENT = 10_000
+"""Turns among which the newest trained ones are looked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSummary:
@@ -190,6 +193,34 @@ def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Ve
                 awaits_outcome=row.awaits_outcome,
             )
     return found
+
+
+def newest_taught(connection: Connection, teacher: str, limit: int) -> dict[str, str]:
+    """The newest turns that were trained under a hint that `teacher` scored, newest first: id ->
+    that hint. Only among the _RECENT turns that the newest versions answered, so that it costs no
+    more as the store grows. On a cluster, trained turns have no samples here.
+    """
+    recent = (
+        select(TurnRow.turn_id)
+        .where(TurnRow.newest_version.is_not(None))
+        .order_by(TurnRow.newest_version.desc())
+        .limit(_RECENT)
+        .subquery()
+    )
+    rows = connection.execute(
+        select(TurnRow.turn_id, ScoreRow.hint)
+        .join(recent, recent.c.turn_id == TurnRow.turn_id)
+        .join(ScoreRow, ScoreRow.turn_id == TurnRow.turn_id)
+        .where(
+            TurnRow.state == TurnState.TRAINED,
+            ScoreRow.teacher == teacher,
+            ScoreRow.candidate == 0,
+            ScoreRow.hint != "",
+        )
+        .order_by(TurnRow.trained_version.desc(), TurnRow.created_at.desc(), TurnRow.turn_id)
+        .limit(limit)
+    )
+    return {row.turn_id: row.hint for row in rows}
 
 
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:

@@ -9,14 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, func, select, text
 
 from records.reading.browsing import ListedSession, Wanted, fits, listed_sessions
-from records.search.indexing import scope_word, turn_texts
+from records.search.indexing import REFUSED_WORD, scope_word, turn_texts
 from records.search.words import Excerpt, excerpt
 from records.tables.models import IS_NOT_INDEXED, SessionRow, TurnRow, TurnTextRow
 
 MOST_MATCHES = 500
 """Matching turns that one page looks at."""
 MOST_COUNTED = 10_000
-"""Turns that are counted as not indexed yet."""
+"""Turns that are counted as not indexed yet, and as refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +31,13 @@ class FoundSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPage:
     """Matching sessions, that of the newest match first. `next` is where to go on, None at the end;
-    `num_waiting` turns (at most MOST_COUNTED) are not indexed yet.
+    `num_waiting` turns (at most MOST_COUNTED) are not indexed yet, and `num_refused` cannot be.
     """
 
     sessions: tuple[FoundSession, ...]
     num_examined: int
     num_waiting: int
+    num_refused: int
     next: int | None
 
 
@@ -53,7 +54,7 @@ def found_page(
     where an older turn of it matches.
     """
     own = [] if scope is None else [scope_word(scope)]
-    numbers = _matches(connection, [*own, *phrases], after)
+    numbers = _matches(connection, [*own, *phrases], after, MOST_MATCHES)
     turns = _turns(connection, numbers)
     taken: dict[str, Any] = {}
     examined = 0
@@ -79,6 +80,7 @@ def found_page(
         ),
         num_examined=examined,
         num_waiting=_num_waiting(connection, scope),
+        num_refused=len(_matches(connection, [*own, REFUSED_WORD], None, MOST_COUNTED)),
         next=None if is_end or not numbers else numbers[examined - 1],
     )
 
@@ -89,9 +91,11 @@ def _is_wanted(turn: Any, scope: str | None, wanted: Wanted) -> bool:
     return wanted.until is None or turn.began <= wanted.until
 
 
-def _matches(connection: Connection, phrases: Sequence[str], after: int | None) -> list[int]:
+def _matches(
+    connection: Connection, phrases: Sequence[str], after: int | None, most: int
+) -> list[int]:
     """Numbers of the newest turns before `after` that contain all phrases."""
-    values: dict[str, Any] = {"limit": MOST_MATCHES}
+    values: dict[str, Any] = {"limit": most}
     before = ""
     if after is not None:
         values["after"] = after

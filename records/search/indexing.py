@@ -7,6 +7,9 @@ answer (system messages are left out) and its answer, in its own form.
 The index is the table `turn_words`, which only this module and finding.py know: FTS5 in SQLite, a
 tsvector in PostgreSQL. Its rows have the numbers of `turn_texts`. Each begins with a word that
 stands for its scope, so that a tenant's search costs, and tells, nothing of other tenants' turns.
+
+A text that cannot be indexed takes its place with a word that no text contains, so that those after
+it are indexed and a search can count it.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, select, text, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
+from records.database.database import is_ailing
+from records.errors import StoreError
 from records.messages import Message, content_text
-from records.search.words import words_of
+from records.search.words import LONGEST_WORD, words_of
 from records.tables.models import IS_NOT_INDEXED, NodeRow, TurnRow, TurnTextRow, VariantRow
 from records.tables.sql import chunks, rows_in, table_of
 
@@ -31,6 +38,9 @@ _ERASES = sqlite3.sqlite_version_info >= (3, 42)
 """Whether FTS5 can take a deleted row's words out of its index at once."""
 _MERGED_PAGES = 200
 """Pages of SQLite's index that one transaction rewrites: it takes some milliseconds."""
+REFUSED_WORD = "refused".ljust(LONGEST_WORD + 1, "x")
+"""Stands for a text that cannot be indexed: one character longer than any word of a text."""
+_MOST_SAID = 200
 _WAITING = (
     select(TurnTextRow.number, TurnTextRow.turn_id)
     .where(IS_NOT_INDEXED)
@@ -69,9 +79,62 @@ class TurnWords:
     words: str
 
 
-def waiting_texts(connection: Connection, limit: int) -> list[TurnWords]:
+class RefusalReason(StrEnum):
+    """Why the text of a turn cannot be indexed."""
+
+    UNREADABLE = "unreadable"
+    """Its messages are not what this program stores."""
+    DATABASE = "database"
+    """The database refuses it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedText:
+    """A turn whose text cannot be indexed. `detail` is the error, without the text."""
+
+    turn_id: str
+    reason: RefusalReason
+    detail: str
+
+
+def refusal_of(error: Exception, turn_id: str) -> RefusedText | None:
+    """What an error says about the one text that was read or indexed; None: nothing, as the
+    database itself is in trouble.
+    """
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    if isinstance(cause, DBAPIError):
+        if is_ailing(cause):
+            return None
+        # Of the error itself: with its statement, the text would be in the log.
+        said = (str(cause.orig).splitlines() or [""])[0][:_MOST_SAID]
+        return RefusedText(turn_id=turn_id, reason=RefusalReason.DATABASE, detail=said)
+    if cause is None or isinstance(cause, StoreError | SQLAlchemyError | OSError | MemoryError):
+        return None
+    name = type(cause).__name__
+    return RefusedText(turn_id=turn_id, reason=RefusalReason.UNREADABLE, detail=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingTurn:
+    """A turn that is not indexed yet."""
+
+    number: int
+    turn_id: str
+
+
+def waiting_turns(connection: Connection, limit: int) -> list[WaitingTurn]:
     """Up to `limit` turns that are not indexed yet, those that waited longest first."""
-    waiting = connection.execute(_WAITING.limit(limit)).all()
+    rows = connection.execute(_WAITING.limit(limit))
+    return [WaitingTurn(number=row.number, turn_id=row.turn_id) for row in rows]
+
+
+def waiting_texts(connection: Connection, limit: int) -> list[TurnWords]:
+    """As `waiting_turns`, with their words."""
+    return words_of_turns(connection, waiting_turns(connection, limit))
+
+
+def words_of_turns(connection: Connection, waiting: Sequence[WaitingTurn]) -> list[TurnWords]:
+    """What is indexed of these turns, except for those that were deleted meanwhile."""
     turn_ids = [one.turn_id for one in waiting]
     texts = turn_texts(connection, turn_ids)
     scopes = {row.turn_id: row.scope for row in rows_in(connection, _SCOPES, turn_ids)}
@@ -114,6 +177,22 @@ def index_op(connection: Connection, texts: Sequence[TurnWords]) -> int:
         done = TurnTextRow.number.in_([one["number"] for one in rows])
         connection.execute(update(TurnTextRow).where(done).values(is_indexed=True))
     return len(rows)
+
+
+def refuse_op(connection: Connection, turn: WaitingTurn) -> bool:
+    """Index a turn as one whose text cannot be indexed; False if it was deleted meanwhile, or
+    another process indexed it. It shows, too, that the database takes any text for this turn.
+    """
+    scopes = rows_in(connection, _SCOPES, [turn.turn_id])
+    words = [
+        TurnWords(
+            number=turn.number,
+            turn_id=turn.turn_id,
+            words=f"{scope_word(row.scope)} {REFUSED_WORD}",
+        )
+        for row in scopes
+    ]
+    return bool(index_op(connection, words))
 
 
 def forget_texts(connection: Connection, turn_ids: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ MOST_EXCERPTED = 20_000
 """Characters of a turn in which an excerpt is looked for: a page shows many."""
 MOST_ASKED = 16
 """Phrases of one search."""
-_LONGEST_WORD = 200
+LONGEST_WORD = 200
+"""Characters of a word that are indexed: its beginning."""
 _AROUND = 60
 
 
@@ -73,4 +74,4 @@ def _cut(text: str, is_long: bool, *, at_start: bool) -> str:
 def _words(text: str) -> Iterator[tuple[str, re.Match[str]]]:
     """Words of a text, each with its place; cut to what a database's index can hold."""
     for found in _WORD.finditer(text):
-        yield found[0].casefold()[:_LONGEST_WORD], found
+        yield found[0].casefold()[:LONGEST_WORD], found

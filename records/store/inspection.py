@@ -156,6 +156,12 @@ class InspectionStore(StoreBase):
         """Mean seconds of the teacher's calls that gave a score; None if there are none."""
         return await self.read(summary.mean_score_latency)
 
+    async def newest_taught(self, teacher: str, *, limit: int) -> dict[str, str]:
+        """The newest turns that were trained under a hint that `teacher` scored, newest first: id
+        -> that hint.
+        """
+        return await self.read(summary.newest_taught, teacher=teacher, limit=limit)
+
     async def example_turns(self, limit: int) -> list[ExampleTurn]:
         """The newest trained turns with verdict, score and sample."""
         return await self.read(summary.example_turns, limit=limit)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from records.errors import UnknownTurn
+from sqlalchemy.exc import SQLAlchemyError
+
+from records.errors import StoreUnavailable, UnknownTurn
 from records.feedback import feedback_writes
 from records.feedback.feedback import Feedback, KeptFeedback
 from records.messages import EchoChange, Message
 from records.search import indexing
+from records.search.indexing import RefusedText, WaitingTurn
 from records.spill import spilled
 from records.spill.spilled import Addition
 from records.store.base import StoreBase
@@ -20,8 +24,20 @@ from records.turns import echoes
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn, Ids, TurnRecord
 
+logger = logging.getLogger(__name__)
+
 _SHORT_PROMPT = 4_096
 """Ids of a prompt that is made into rows without a thread."""
+
+
+def say_refused(refused: RefusedText) -> None:
+    """Log that the text of a turn cannot be indexed."""
+    logger.error(
+        "turn %s is not searched: its text cannot be indexed (%s: %s)",
+        refused.turn_id,
+        refused.reason.value,
+        refused.detail,
+    )
 
 
 class TurnStore(StoreBase):
@@ -130,9 +146,44 @@ class TurnStore(StoreBase):
         """Turns by id, in this order. Raises UnknownTurn."""
         return await self.read(loading.load_turns, turn_ids=turn_ids)
 
-    async def index_texts(self, limit: int) -> int:
-        """Make the texts of up to `limit` turns findable; returns how many were waiting."""
-        waiting = await self.read(indexing.waiting_texts, limit=limit)
-        if waiting:
-            await self.write(indexing.index_op, texts=waiting)
-        return len(waiting)
+    async def index_texts(
+        self, limit: int, on_refused: Callable[[RefusedText], None] = say_refused
+    ) -> int:
+        """Make the texts of up to `limit` turns findable; returns how many were waiting. A text
+        that cannot be indexed is left out for good, and `on_refused` is called. Raises StoreError
+        if the database itself is in trouble; then all of them go on waiting.
+        """
+        try:
+            texts = await self.read(indexing.waiting_texts, limit=limit)
+            if texts:
+                await self.write(indexing.index_op, texts=texts)
+            return len(texts)
+        except Exception as error:
+            if indexing.refusal_of(error, "") is None:
+                raise
+        turns = await self.read(indexing.waiting_turns, limit=limit)
+        for one in turns:
+            await self._index_alone(one, on_refused)
+        return len(turns)
+
+    async def _index_alone(
+        self, turn: WaitingTurn, on_refused: Callable[[RefusedText], None]
+    ) -> None:
+        try:
+            texts = await self.read(indexing.words_of_turns, waiting=[turn])
+            await self.write(indexing.index_op, texts=texts)
+        except Exception as error:
+            refused = indexing.refusal_of(error, turn.turn_id)
+            if refused is None:
+                raise
+            if await self._refuse(turn):
+                on_refused(refused)
+
+    async def _refuse(self, turn: WaitingTurn) -> bool:
+        try:
+            return await self.write(indexing.refuse_op, turn=turn)
+        except SQLAlchemyError as error:
+            raise StoreUnavailable(
+                "no text can be indexed, not even a single word: is the table turn_words as the "
+                "migrations made it?"
+            ) from error

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from rollout_bridge.rehearsal.journal import GapRow
 from rollout_bridge.rehearsal.last_line import last_line
 
 FILE = "guard.jsonl"
@@ -34,7 +35,11 @@ class Checked(Figures):
     """A version's results on the canaries. `passed` of `asked` answers did what their canary wants;
     on `undecided` ones the judge or the user's function did not decide. `recorded` are its answers
     to recorded requests, `recorded_start` the start model's to the same ones; None: there were
-    none. `breaches` names the limits that were broken.
+    none. `kl_last` is the mean of log pi_good - log pi per token of the answers of version
+    `last_good`, the one that passed last; None: that one's answers are not known. `gap` is the mean
+    of log pi - log q per token of answers to trained turns, where q is the start model under the
+    turn's hint, and `gap_start` that of the start model's answers; None: no turn was trained under
+    a hint, or none can be answered. All in nats. `breaches` names the limits that were broken.
     """
 
     version: int
@@ -44,6 +49,10 @@ class Checked(Figures):
     undecided: int = 0
     recorded: Figures | None = None
     recorded_start: Figures | None = None
+    kl_last: float | None = None
+    last_good: int | None = None
+    gap: GapRow | None = None
+    gap_start: GapRow | None = None
     failed: dict[str, int] = {}
     """Answers that failed, by canary; canaries without any have no entry."""
     breaches: list[str] = []

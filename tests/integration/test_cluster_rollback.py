@@ -30,13 +30,15 @@ from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
 from records.types import VersionSpan
+from rollout_bridge.config import RendererConfig
 from rollout_bridge.guard.checks import read_checks
+from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.slime.handovers import HandoverLog, weight_start_version
 from rollout_bridge.slime.saved import saved_rollouts
 from rollout_bridge.stop_order import ROLLBACK_FILE, read_stop, why_stopped
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
-from tests.records.builders import state_of, turn_in
+from tests.records.builders import USER, state_of, turn_in
 from trainer.schedule.rollback_order import order_rollback
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -56,6 +58,8 @@ class Cluster:
     def __init__(self, run: Path, store: Store, overrides: list[str], port: int) -> None:
         self.run, self.store, self.overrides, self.port = run, store, overrides, port
         self.said = io.StringIO()
+        self.asked: dict[str, Any] = {}
+        """What the turns of `answered` were asked; without it, ids that mean nothing."""
 
     @property
     def config_file(self) -> Path:
@@ -98,7 +102,8 @@ class Cluster:
         """Turns of the newest version, ready to train."""
         spans = (VersionSpan(version=self.versions[-1], start=0, end=3),)
         return [
-            await turn_in(self.store, TurnState.READY, version_spans=spans) for _ in range(count)
+            await turn_in(self.store, TurnState.READY, version_spans=spans, **self.asked)
+            for _ in range(count)
         ]
 
     def answer(self) -> str:
@@ -224,7 +229,10 @@ async def test_a_version_that_fails_its_canaries_is_withdrawn_and_training_stops
         "guard.start_samples=4",
         # Without it, too, a version is checked before it is trained further.
         "trainer.schedule=async",
+        "scoring.teacher=start",  # as the scores of these turns say
     ]
+    rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
+    cluster.asked = {"messages": [USER], "prompt_ids": rendering.prompt_ids([USER])}
     write_spoiled(run / "spoiled")
     (run / "spoil").write_text("4")
     async with cluster.launched():
@@ -243,6 +251,17 @@ async def test_a_version_that_fails_its_canaries_is_withdrawn_and_training_stops
         assert await store.versions_given_up() == {4}
         await cluster.until(lambda: read_checks(run)[-1].version == 5)
         assert read_checks(run)[-1].breaches == []
+        checks = {row.version: row for row in read_checks(run)}
+        said = " ".join(checks[4].breaches)
+        for name in ("least_passed", "max_kl", "max_kl_last", "max_gap_rise"):
+            assert f"(guard.{name})" in said
+        # The rollback's process read the answers of version 3, whose weights version 5 has.
+        for version, good in ((3, 2), (5, 3)):
+            assert checks[version].last_good == good
+            assert checks[version].kl_last == pytest.approx(0.0, abs=1e-3)
+            gap, of_start = checks[version].gap, checks[version].gap_start
+            assert gap is not None
+            assert of_start is not None
         waiting = await cluster.answered(4)
         await asyncio.sleep(3)
         assert await states(store, waiting) == {TurnState.READY}

@@ -38,6 +38,9 @@ async def test_a_hundredfold_learning_rate_is_stopped_within_two_versions(tmp_pa
     assert start.passed >= 0.9 * start.asked
     failed = next(row for row in later if row.breaches)
     assert failed.version <= 2
+    said = " ".join(failed.breaches)
+    for name in ("max_kl", "max_kl_last", "max_gap_rise"):
+        assert f"(guard.{name})" in said
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     assert f"the guard withdrew version {failed.version}" in summary["training_stopped"]
     # What is served is as good as the start: no other version was trained from the bad one.

@@ -76,18 +76,7 @@ class Measurer:
 
     async def _difference(self, turn: TurnRecord, hint: str | None) -> MeasuredAnswer | None:
         async with self._limit:
-            try:
-                place = await self._desk.place(turn)
-                answer = await self._desk.answer(self._policy, place)
-                logprobs = np.asarray(answer.rollout.logprobs, dtype=np.float32)
-                if not len(logprobs) or not np.isfinite(logprobs).all():
-                    return None
-                ids = np.asarray(answer.rollout.ids, dtype=np.int32)
-                found = await self._desk.score(place, hint, ids)
-            except LessonUnusable as error:
-                logger.info("turn %s cannot be measured: %s", turn.turn_id, error)
-                return None
-        return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
+            return await difference_at(self._desk, self._policy, turn, hint)
 
     async def _followed(self, wish: Wish) -> bool | None:
         """Whether the first answer that the judge can decide does it."""
@@ -99,6 +88,25 @@ class Measurer:
             if said is not None:
                 return said
         return None
+
+
+async def difference_at(
+    desk: Desk, model: PolicySampler, turn: TurnRecord, hint: str | None
+) -> MeasuredAnswer | None:
+    """One answer of `model` at a state, compared with the teacher under `hint`; None if it cannot
+    be measured. Raises ServiceUnavailable.
+    """
+    try:
+        place = await desk.place(turn)
+        answer = await desk.answer(model, place)
+        logprobs = np.asarray(answer.rollout.logprobs, dtype=np.float32)
+        if not len(logprobs) or not np.isfinite(logprobs).all():
+            return None
+        found = await desk.score(place, hint, np.asarray(answer.rollout.ids, dtype=np.int32))
+    except LessonUnusable as error:
+        logger.info("turn %s cannot be measured: %s", turn.turn_id, error)
+        return None
+    return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
 
 
 def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:

@@ -20,12 +20,14 @@ from opd.status.facts import read_now
 from records.errors import StoreUnavailable
 from records.names import TurnState
 from records.store import Store
+from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
 from tests.records.builders import a_session, turn_in
 from tests.records.hints.test_memory import objected
+from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 NOW = "/v1/runs/current/now"
@@ -73,9 +75,11 @@ async def test_an_admin_sees_the_run_and_a_tenant_its_own(store: Store, login: L
 async def test_what_the_run_measured_is_shown(door: Door, tmp_path: Path) -> None:
     pooled = PooledRow(value=0.5, low=0.4, high=0.6, count=64, before=0.9, floor=0.8, passed=False)
     Journal(tmp_path).add(a_row(7).model_copy(update={"pooled": pooled}))
+    add_check(tmp_path, moved(7))
     step = {"time": time.time(), "version": 7, "staleness_mean": 0.5, "staleness_max": 2}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(step) + "\n", encoding="utf-8")
     page = (await door.client.get("/ui/now")).text
+    assert "version 6 is 0.125 from it; gap where it trained 0.2 (start 0.7)" in page
     for words in ("version 7, ", "0.5 versions old, at most 2", "0.50 (start 0.90, at least 0.80)"):
         assert words in page
     assert "open wishes are done too seldom" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from api_proxy.access.callers import tenant_scope
 from records.names import DropReason, TurnState
@@ -101,13 +102,31 @@ async def test_sessions_are_found_by_text(door: Door, store: Store) -> None:
         assert refused.json()["error"]["param"] == param
 
 
+async def test_the_page_says_how_many_texts_cannot_be_indexed(door: Door, store: Store) -> None:
+    await begun(store, "How warm is it?")
+    await begun(store, "poison")
+    await store.writer.run(
+        lambda connection: connection.execute(
+            text(
+                "CREATE TRIGGER refuses BEFORE INSERT ON turn_words_content "
+                "WHEN new.c0 LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no'); END"
+            )
+        )
+    )
+    await store.index_texts(10)
+    page = (await door.client.get("/ui/sessions?text=warm")).text
+    assert "1 turns are never searched: their text cannot be indexed" in page
+    assert "being indexed" not in page
+    assert (await door.client.get(f"{LIST}?text=warm")).json()["not_indexable"] == 1
+
+
 async def test_a_tenant_finds_texts_of_its_own(store: Store, login: Login) -> None:
     own = await begun(store, "celsius", tenant_scope("acme"))
     await begun(store, "celsius", tenant_scope("other"))
     await store.index_texts(10)
     found = (await (await login("acme")).get(f"{LIST}?text=celsius")).json()
     assert [one["id"] for one in found["data"]] == [own]
-    assert (found["examined"], found["not_indexed"]) == (1, 0)
+    assert (found["examined"], found["not_indexed"], found["not_indexable"]) == (1, 0, 0)
 
 
 async def test_a_list_goes_on_where_it_stopped(

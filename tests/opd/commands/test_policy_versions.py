@@ -12,7 +12,7 @@ from rollout_bridge.stop_order import StopOrder, order_stop, read_stop
 from tests.opd.cluster.test_going_back import plan as cluster_plan
 from tests.opd.cluster.test_going_back import write_run
 from tests.opd.commands.test_policy_export import trained_run
-from tests.rollout_bridge.guard.test_checks import a_check
+from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
 from tests.trainer.tiny import save_model
 from trainer.checkpoints.checkpoint import Checkpoints
@@ -84,7 +84,7 @@ def test_show_says_what_was_measured_of_a_version(run):
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (run / "metrics.jsonl").write_text(text, encoding="utf-8")
     Journal(run).add(a_row(2))
-    add_check(run, a_check(2).model_copy(update={"breaches": ["too bad"]}))
+    add_check(run, moved(2).model_copy(update={"breaches": ["too bad"]}))
     shown = policy("show", run, "--version", "2")
     assert shown.exit_code == 0, shown.output
     facts = dict(line.split(maxsplit=1) for line in shown.output.splitlines())
@@ -94,6 +94,7 @@ def test_show_says_what_was_measured_of_a_version(run):
     assert facts["canaries"] == "right          1 of 2"
     assert facts["breach"] == "too bad"
     assert "gap" in facts
+    assert "KL from the last good 0.125" in " ".join(shown.output.split())
     unknown = policy("show", run, "--version", "9")
     assert unknown.exit_code != 0
     assert "not in the chain" in unknown.output
@@ -104,7 +105,7 @@ def test_compare_sets_two_versions_side_by_side_and_says_what_lies_between(run):
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (run / "metrics.jsonl").write_text(text, encoding="utf-8")
     Journal(run).add(a_row(2))
-    add_check(run, a_check(2))
+    add_check(run, moved(2))
     done = policy("compare", run, "--version", "1", "--against", "2")
     assert done.exit_code == 0, done.output
     lines = {" ".join(line.split()) for line in done.output.splitlines()}
@@ -113,6 +114,7 @@ def test_compare_sets_two_versions_side_by_side_and_says_what_lies_between(run):
     assert "grad_norm not measured 1.5" in lines
     assert any(line.startswith("gap of ") for line in lines)
     assert any(line.startswith("canaries right, share not measured") for line in lines)
+    assert "gap, trained turns not measured 0.2" in lines
     assert "trained between them: 1 turns and 0 lessons in 1 versions" in lines
     refused = policy("compare", run, "--version", "1", "--against", "7")
     assert refused.exit_code != 0

@@ -9,6 +9,7 @@ import pytest
 from opd.guard.config import GuardConfig
 from opd.guard.limits import breaches, repeated_share
 from rollout_bridge.guard.checks import Checked, Figures
+from rollout_bridge.rehearsal.journal import GapRow
 
 
 def checked(**values: Any) -> Checked:
@@ -25,6 +26,10 @@ def checked(**values: Any) -> Checked:
     return Checked(**(usual | values))
 
 
+def gap(value: float, low: float) -> GapRow:
+    return GapRow(value=value, low=low, high=2 * value - low, num_samples=32)
+
+
 START = checked(version=0, passed=96)
 
 
@@ -35,6 +40,11 @@ START = checked(version=0, passed=96)
         ({"passed": 80, "failed": {"a": 15, "b": 5}}, []),  # the interval reaches 0.864
         ({"passed": 75, "failed": {"a": 20, "b": 5}}, ["least_passed"]),
         ({"kl": 1.01}, ["max_kl"]),
+        ({"kl_last": 0.3, "last_good": 0}, []),
+        ({"kl_last": 0.31, "last_good": 0}, ["max_kl_last"]),
+        ({"gap": gap(1.4, 0.65), "gap_start": gap(0.2, 0.1)}, []),  # as low as 0.45 above
+        ({"gap": gap(1.4, 0.75), "gap_start": gap(0.2, 0.1)}, ["max_gap_rise"]),
+        ({"gap": gap(9.0, 8.0), "gap_start": None}, []),
         ({"tokens": 61.0}, ["max_longer"]),
         ({"tokens": 6.0}, ["max_longer"]),
         ({"surprise": 0.04}, ["least_entropy"]),
@@ -61,8 +71,25 @@ def test_the_worst_canaries_are_named() -> None:
 
 
 def test_limits_can_be_taken_away() -> None:
-    none = GuardConfig(max_kl=1e3, max_longer=1e3, least_entropy=0, max_repeated=1)
-    assert breaches(none, START, checked(kl=9.0, tokens=900.0, surprise=0.0, repeated=1.0)) == []
+    none = GuardConfig(
+        max_kl=1e3,
+        max_kl_last=1e3,
+        max_gap_rise=1e3,
+        max_longer=1e3,
+        least_entropy=0,
+        max_repeated=1,
+    )
+    worst = checked(
+        kl=9.0,
+        kl_last=9.0,
+        gap=gap(9.0, 8.0),
+        gap_start=gap(0.2, 0.1),
+        tokens=900.0,
+        surprise=0.0,
+        repeated=1.0,
+    )
+    assert breaches(none, START, worst) == []
+    assert len(breaches(GuardConfig(), START, worst)) == 6
 
 
 def test_repetition_is_that_of_four_tokens() -> None:

@@ -5,6 +5,7 @@ model is the real one; a version is what a test says it answers.
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -12,24 +13,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from api_proxy.config import ProxyConfig
 from opd.guard.asking import Asker, answer_text
 from opd.guard.canaries import Canary
 from opd.guard.config import GuardConfig
+from opd.guard.gap import GapMeasurer, TaughtTurn
+from opd.guard.last_good import FILE as ANSWERS
 from opd.guard.metrics import GuardMetrics
 from opd.guard.worker import GuardWorker
+from opd.rehearsal.desk import Desk
 from opd.rehearsal.policy_sampler import PolicySampler
-from records.types import Ids
+from records.types import Ids, Logprobs, TurnRecord
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.errors import EngineRejected, EngineUnavailable
 from rollout_bridge.guard.checks import last_check, read_checks
 from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.scoring.teachers import FrozenTeacher
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop, read_stop
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
+from tests.opd.rehearsal.builders import a_state
 from trainer.schedule.rollback_order import read_rollback
 
 GREETING = Canary(name="greeting", prompt="Hello.", matches=r"\w")
@@ -49,10 +56,23 @@ class Policy:
     def __init__(self, rendering: Rendering) -> None:
         self.engine = ScriptedEngine()
         self.version = 0
+        self.scored = -0.5
+        """Log-prob of each token of another's answers."""
+        self.given_up: set[int] = set()
+        self.taught: list[TaughtTurn] = []
         self._rendering = rendering
 
     async def served(self) -> int:
         return self.version
+
+    async def score(self, input_ids: Ids, start: int) -> Logprobs:
+        return np.full(len(input_ids) - start, self.scored, dtype=np.float32)
+
+    async def versions_given_up(self) -> set[int]:
+        return self.given_up
+
+    async def taught_turns(self, most: int) -> list[TaughtTurn]:
+        return self.taught[:most]
 
     def says(self, *texts: str | Exception, logprob: float = -0.5) -> None:
         for text in texts:
@@ -111,7 +131,8 @@ def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Pa
                 proxy=ProxyConfig(),
             )
 
-        usual = {"samples": 2, "start_samples": 4, "max_kl": 1e3, "max_longer": 1e3}
+        usual = {"samples": 2, "start_samples": 4, "max_longer": 1e3}
+        usual |= {"least_entropy": 0.0, "max_kl": 1e3, "max_kl_last": 1e3, "max_gap_rise": 1e3}
         config = GuardConfig(**(usual | settings))
         asker = Asker(
             canaries=canaries or (GREETING,),
@@ -120,6 +141,7 @@ def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Pa
             judge=Silent(),
             timeout_s=config.check_timeout_s,
         )
+        teacher = FrozenTeacher("teacher", start)
         return GuardWorker(
             asker,
             config,
@@ -127,6 +149,9 @@ def make(rendering: Rendering, start: EngineClient, policy: Policy, tmp_path: Pa
             start=sampler(start),
             version=policy.served,
             states=newest,
+            scores=policy,
+            gap=GapMeasurer(Desk(rendering, teacher), sampler(policy.engine), sampler(start)),
+            records=policy,
             folder=tmp_path,
             metrics=GuardMetrics(),
         )
@@ -199,6 +224,139 @@ async def test_drift_is_a_breach_too(make: Make, policy: Policy, tmp_path: Path)
     assert found.kl is not None
     assert found.kl > 0.5
     assert any("guard.max_kl" in one for one in found.breaches)
+
+
+async def test_a_jump_from_the_last_good_version_is_a_breach(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(max_kl_last=0.5)
+    await guard.look()
+    policy.version, policy.scored = 1, -1.0
+    policy.says("Hello.", "Hello.", logprob=-0.25)
+    guard._config = guard._config.model_copy(update={"max_kl_last": 1e3})
+    await guard.look()
+    first = last_check(tmp_path)
+    assert first is not None
+    assert first.last_good == 0, "the start's answers are the first to compare with"
+    assert first.kl_last is not None
+    # Its own answers had -0.25 a token; version 2 gives them -1.
+    policy.version = 2
+    policy.says("Hello.", "Hello.")
+    restarted = make(max_kl_last=0.5)
+    await restarted.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert (found.version, found.last_good) == (2, 1)
+    assert found.kl_last == pytest.approx(0.75)
+    [breach] = found.breaches
+    assert breach.startswith("answers of version 1, the last good one, are 0.75 nats per token")
+    assert "guard.max_kl_last" in breach
+    assert read_rollback(tmp_path) == 1
+    registry = restarted._metrics.registry
+    assert registry.get_sample_value("guard_check", {"of": "kl_last_nats"}) == pytest.approx(0.75)
+    # A version that failed is never compared with: the rollback is compared with version 1.
+    policy.version, policy.scored, policy.given_up = 3, -0.25, {2}
+    policy.says("Hello.", "Hello.")
+    await restarted.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert (found.last_good, found.breaches) == (1, [])
+    assert found.kl_last == pytest.approx(0.0)
+
+
+async def test_a_version_that_somebody_rolled_back_is_neither_compared_with_nor_served(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    guard = make(samples=8, max_kl_last=0.5)
+    await guard.look()
+    guard._config = guard._config.model_copy(update={"max_kl_last": 1e3})
+    for version in (1, 2):
+        policy.version = version
+        policy.says(*["Hello."] * 8)
+        await guard.look()
+    guard._config = guard._config.model_copy(update={"max_kl_last": 0.5})
+    # Version 3 restores version 1: far from version 2, which is given up.
+    policy.version, policy.scored, policy.given_up = 3, -9.0, {2}
+    policy.says(*[BAD] * 8)
+    await guard.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert (found.kl_last, found.last_good) == (None, None)
+    assert any("guard.least_passed" in one for one in found.breaches)
+    assert read_rollback(tmp_path) == 1
+
+
+async def test_answers_that_cannot_be_read_are_not_compared(
+    make: Make, policy: Policy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await make().look()
+    (tmp_path / ANSWERS).write_text("{", encoding="utf-8")
+    policy.version, policy.scored = 1, -9.0
+    policy.says("Hello.", "Hello.")
+    await make(max_kl_last=0.5).look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert (found.kl_last, found.breaches) == (None, [])
+    assert f"{ANSWERS} cannot be read" in caplog.text
+
+
+async def test_no_more_answers_are_kept_than_a_version_gives(
+    make: Make, policy: Policy, tmp_path: Path
+) -> None:
+    await make(samples=2, start_samples=6).look()
+    assert len(json.loads((tmp_path / ANSWERS).read_text(encoding="utf-8"))["answers"]) == 2
+
+
+async def test_a_gap_that_grows_is_a_breach(
+    make: Make, policy: Policy, rendering: Rendering, tmp_path: Path
+) -> None:
+    turns = [
+        a_turn_of(rendering, f"How warm is it in {city}?") for city in ("Oslo", "Rome", "Kyiv")
+    ]
+    policy.taught = [TaughtTurn(turn=one, hint="Answer in Celsius.") for one in turns]
+    guard = make(samples=2, max_gap_rise=0.5)
+    await guard.look()
+    begun = last_check(tmp_path)
+    assert begun is not None
+    assert begun.gap is None, "nothing has trained"
+    policy.version = 1
+    policy.says(*["Hello."] * 2, *["qz xv qz xq zv"] * 6, logprob=-0.01)
+    await guard.look()
+    found = last_check(tmp_path)
+    assert found is not None
+    assert found.gap is not None
+    assert found.gap_start is not None
+    assert found.gap.num_samples == found.gap_start.num_samples == 6
+    assert found.gap.low > found.gap_start.value + 0.5
+    [breach] = found.breaches
+    assert breach.startswith("at turns that trained, answers are ")
+    assert "guard.max_gap_rise" in breach
+    registry = guard._metrics.registry
+    value = registry.get_sample_value("guard_check", {"of": "gap_nats"})
+    assert value == pytest.approx(found.gap.value)
+
+
+async def test_the_gap_is_measured_at_as_many_turns_as_are_asked_for(
+    make: Make, policy: Policy, rendering: Rendering, tmp_path: Path
+) -> None:
+    turns = [
+        a_turn_of(rendering, f"How warm is it in {city}?") for city in ("Oslo", "Rome", "Kyiv")
+    ]
+    policy.taught = [TaughtTurn(turn=one, hint="Answer in Celsius.") for one in turns]
+    policy.version = 1
+    for most, number in ((0, None), (1, 2)):
+        policy.says(*["Hello."] * (4 if most else 2))
+        guard = make(samples=2, gap_turns=most)
+        await guard.look()
+        found = last_check(tmp_path)
+        assert found is not None
+        assert (found.gap and found.gap.num_samples) == number
+        policy.version += 1
+
+
+def a_turn_of(rendering: Rendering, words: str) -> TurnRecord:
+    prompt_ids = rendering.prompt_ids([{"role": "user", "content": words}])
+    return a_state(words, words, prompt_ids=prompt_ids)
 
 
 async def test_a_version_that_changes_meanwhile_is_not_judged_by_a_mixture(

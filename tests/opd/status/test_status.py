@@ -18,16 +18,19 @@ from typer.testing import CliRunner, Result
 from api_proxy.pages.words import span
 from judge.metrics import HintMetrics
 from opd.cli.app import app
+from opd.report.curves import training_curves
 from opd.report.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings
 from records.names import TurnState
 from records.store import Store
+from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
 from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.builders import a_session, a_verdict, a_vote, turn_in
 from tests.records.hints.test_memory import objected
+from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
 
 
@@ -84,6 +87,26 @@ def test_what_is_known_is_said(config_file: Path) -> None:
         "no endpoint answers at",
     ):
         assert words in result.output
+
+
+def test_what_the_guard_measured_is_said(config_file: Path) -> None:
+    in_use(config_file)
+    add_check(config_file.parent, moved(7))
+    for words in (
+        "1 of 2 right at version 7",
+        "0.250 nats per token from the start",
+        "version 6 0.125 from it",
+        "gap where it trained 0.200 (start 0.700)",
+    ):
+        assert words in " ".join(status(config_file).output.split())
+    found = json.loads(status(config_file, "--json").output)["canaries"]
+    assert (found["kl_last"], found["last_good"]) == (0.125, 6)
+    assert (found["gap"], found["gap_start"]) == (0.2, 0.7)
+    curves = {one.title: one.series for one in training_curves(config_file.parent)}
+    assert curves["Canaries: distance from the start"]["KL of the last good version to it"] == [
+        0.125
+    ]
+    assert curves["Gap at turns that trained"] == {"policy": [0.2], "start": [0.7]}
 
 
 def test_json_has_the_same_and_null_for_what_is_not_measured(config_file: Path) -> None:

@@ -80,6 +80,29 @@ async def test_a_failing_operation_fails_only_its_caller(store: Store) -> None:
     assert await names(store) == {"a", "c"}
 
 
+async def test_on_a_full_disk_nobody_of_a_group_is_told_that_it_was_written(
+    impatient: Store,
+) -> None:
+    """SQLite undoes the whole transaction then, with what was written before it was full."""
+
+    def most_pages(connection: Connection, more: int) -> None:
+        number = connection.exec_driver_sql("PRAGMA page_count").scalar_one() + more
+        connection.exec_driver_sql(f"PRAGMA max_page_count={number}")
+
+    await impatient.writer.run(lambda c: most_pages(c, 2))
+    outcomes = await asyncio.gather(
+        impatient.writer.run(lambda c: add(c, "small")),
+        impatient.writer.run(lambda c: add(c, "large" * 100_000)),
+        return_exceptions=True,
+    )
+    assert await names(impatient) == set()
+    for one in outcomes:
+        assert isinstance(one, StoreUnavailable)
+        assert "disk is full" in str(one)
+    await impatient.writer.run(lambda c: most_pages(c, 1_000))
+    assert await impatient.writer.run(lambda c: add(c, "small")) == "small"
+
+
 async def test_a_caller_that_left_before_its_turn_writes_nothing(impatient: Store) -> None:
     entered, leave = threading.Event(), threading.Event()
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import text
 
 from records.names import DropReason, TurnState
 from records.store import Store, inspection
@@ -87,3 +88,15 @@ async def test_examples_show_the_way_of_a_turn(store: Store) -> None:
     assert example.verdict == a_verdict(turn_id)
     assert example.score.hinted_prompt_ids.tolist() == [1, 2, 3, 30, 31, 4]
     assert len(example.sample.advantages) == len(example.turn.response_ids)
+
+
+async def test_the_newest_turns_that_trained_under_a_hint_of_this_teacher(store: Store) -> None:
+    first = await turn_in(store, TurnState.TRAINED)
+    second = await turn_in(store, TurnState.TRAINED)
+    await turn_in(store, TurnState.READY)
+    assert await store.newest_taught("start", limit=8) == {second: HINT, first: HINT}
+    assert list(await store.newest_taught("start", limit=1)) == [second]
+    assert await store.newest_taught("another", limit=8) == {}
+    # As on a cluster, where a job marks what it trained.
+    await store.write(lambda connection: connection.execute(text("DELETE FROM samples")))
+    assert await store.newest_taught("start", limit=8) == {second: HINT, first: HINT}

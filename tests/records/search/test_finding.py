@@ -136,7 +136,9 @@ async def test_a_tenant_learns_nothing_of_others(
     await store.index_texts(10)
     assert await found(store, "celsius", scope=SCOPE) == [mine]
     nothing = await search(store, "secret", scope=SCOPE)
-    assert nothing == FoundPage(sessions=(), num_examined=0, num_waiting=0, next=None)
+    assert nothing == FoundPage(
+        sessions=(), num_examined=0, num_waiting=0, num_refused=0, next=None
+    )
 
 
 async def test_what_is_forgotten_is_not_found_and_not_kept(

@@ -9,6 +9,7 @@ import pytest
 from rollout_bridge.guard import waiting
 from rollout_bridge.guard.checks import FILE, Checked, add_check, last_check, read_checks
 from rollout_bridge.guard.waiting import CheckWait
+from rollout_bridge.rehearsal.journal import GapRow
 
 
 def a_check(version: int) -> Checked:
@@ -24,6 +25,20 @@ def a_check(version: int) -> Checked:
     )
 
 
+def moved(version: int) -> Checked:
+    """A check of a version that has trained."""
+    values = {"low": 0.1, "high": 0.3, "num_samples": 32}
+    return a_check(version).model_copy(
+        update={
+            "kl": 0.25,
+            "kl_last": 0.125,
+            "last_good": version - 1,
+            "gap": GapRow(value=0.2, **values),
+            "gap_start": GapRow(value=0.7, **values),
+        }
+    )
+
+
 def test_lines_are_read_back_and_an_unfinished_one_is_cut(tmp_path: Path) -> None:
     assert read_checks(tmp_path) == []
     assert last_check(tmp_path) is None
@@ -32,7 +47,8 @@ def test_lines_are_read_back_and_an_unfinished_one_is_cut(tmp_path: Path) -> Non
         file.write('{"version": 1, "ti')
     assert last_check(tmp_path) == a_check(0)
     add_check(tmp_path, a_check(1))
-    assert read_checks(tmp_path) == [a_check(0), a_check(1)]
+    add_check(tmp_path, moved(2))
+    assert read_checks(tmp_path) == [a_check(0), a_check(1), moved(2)]
 
 
 def test_a_version_waits_for_its_check_and_the_start_does_not(
