@@ -64,10 +64,13 @@ class DrawingEngine(Versioned, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """ids and log-probs [R, m] at temperature 1, and how many requests they took."""
+    """ids and log-probs [R, m] at temperature 1, the version that they are of, and how many
+    requests they took.
+    """
 
     ids: Ids
     logprobs: Logprobs
+    version: int
     num_requests: int
 
 
@@ -105,7 +108,7 @@ class SideSampler:
         ServiceUnavailable if the policy's weights change faster than it can draw.
         """
         try:
-            drawn, version = await by_one_version(self._engine, lambda: self._draw(turn))
+            drawn = await self.draw(turn.prompt_ids, turn.response_ids, turn.session_id)
         except ForeignTokens:
             raise
         except EngineProtocolError as error:
@@ -124,21 +127,30 @@ class SideSampler:
             ids=drawn.ids,
             rollout_logprobs=drawn.logprobs,
             teacher_logprobs=taught,
-            policy_version=version,
+            policy_version=drawn.version,
             source=self._source,
         )
         return samples, drawn.num_requests
 
-    async def _draw(self, turn: TurnRecord) -> Drawn:
-        ids = np.concatenate([turn.prompt_ids, turn.response_ids])
-        asked = _Asked(self._engine, self._slots, turn.session_id)
-        parts = []
-        # One after another: each finds in the cache what the one before computed.
-        for first in range(len(turn.prompt_ids), len(ids), _STRETCH):
-            parts.append(await self._stretch(ids[: first + _STRETCH], first, asked))
+    async def draw(self, prompt_ids: Ids, response_ids: Ids, routing_key: str) -> Drawn:
+        """What one version of the policy has at each position of the response. Raises EngineError,
+        and ServiceUnavailable if its weights change faster than it can draw.
+        """
+        ids = np.concatenate([prompt_ids, response_ids])
+        asked = _Asked(self._engine, self._slots, routing_key)
+
+        async def parts() -> list[tuple[Ids, Logprobs]]:
+            # One after another: each finds in the cache what the one before computed.
+            return [
+                await self._stretch(ids[: first + _STRETCH], first, asked)
+                for first in range(len(prompt_ids), len(ids), _STRETCH)
+            ]
+
+        found, version = await by_one_version(self._engine, parts)
         return Drawn(
-            ids=np.concatenate([part for part, _ in parts]),
-            logprobs=np.concatenate([part for _, part in parts]),
+            ids=np.concatenate([part for part, _ in found]),
+            logprobs=np.concatenate([part for _, part in found]),
+            version=version,
             num_requests=asked.number,
         )
 
