@@ -8,11 +8,11 @@ ratio of its own log-probs to those stored (ALGORITHMS 5.2, 5.4).
 
 A draw is one of the policy's whole distribution at temperature 1. One request gives the log-probs
 of the `_HEAD` likeliest tokens at each of `_STRETCH` positions, and so the probability of all the
-others together. A draw that falls among the likeliest is made here, by these probabilities. One
-that falls among the others is sampled by the engine, which is told to leave the likeliest out, and
-scored by it as it is. Thus the distribution is the engine's, but only few positions need requests
-of their own: each request carries the whole prompt, so one for each token would make a long
-response too expensive. It knows neither store nor objective.
+others together. A draw that falls among the likeliest is made here, by these probabilities. Those
+of a position that fall among the others are sampled by the engine, which is told to leave the
+likeliest out, and scored by it as they are. Thus the distribution is the engine's, but only some
+positions need requests of their own: each request carries the whole prompt, so one for each token
+would make a long response expensive. It knows neither store nor objective.
 
 Shapes: S positions of a stretch, R of a response, K likeliest tokens, m side samples.
 """
@@ -20,7 +20,7 @@ Shapes: S positions of a stretch, R of a response, K likeliest tokens, m side sa
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from records.names import DropReason, SideSource
 from records.types import Ids, Logprobs, Score, SideSamples, TurnRecord
+from rollout_bridge.engine.client import MOST_DRAWS, TOKENS_STRETCH
 from rollout_bridge.engine.errors import EngineProtocolError, ForeignTokens
 from rollout_bridge.engine.types import Generation, SamplingParams, ScoredTokens
 from rollout_bridge.scoring.hinting import HintingError
@@ -38,12 +39,11 @@ from rollout_bridge.scoring.teachers import FrozenTeacher
 from rollout_bridge.together import all_or_none
 from rollout_bridge.worker import ServiceUnavailable
 
-_HEAD = 64
-_STRETCH = 256
+_HEAD = 128
+_STRETCH = 128
 _AT_ONCE = 16
 _OUT = -100.0
 """Added to a logit that is not to be sampled."""
-_TRIES = 3
 
 Answer = TypeVar("Answer")
 
@@ -51,9 +51,9 @@ Answer = TypeVar("Answer")
 class DrawingEngine(Versioned, Protocol):
     """What is needed from the policy's engine client."""
 
-    async def generate(
-        self, input_ids: Ids, params: SamplingParams, *, routing_key: str | None = None
-    ) -> Generation: ...
+    async def draw(
+        self, input_ids: Ids, params: SamplingParams, number: int, *, routing_key: str | None = None
+    ) -> list[Generation]: ...
     async def score_with_topk(
         self, input_ids: Ids, start: int, k: int, *, routing_key: str | None = None
     ) -> ScoredTokens: ...
@@ -165,15 +165,14 @@ class SideSampler:
         ids_Sm = np.take_along_axis(head_ids_SK, known_Sm, axis=1)
         logprobs_Sm = np.take_along_axis(head_SK, known_Sm, axis=1)
         rows = np.flatnonzero(others_Sm.any(axis=1)).tolist()
-        found = await all_or_none(
-            [
-                asked.others(ids[: first + row + 1], head_ids_SK[row], int(others_Sm[row].sum()))
-                for row in rows
-            ]
+        numbers = others_Sm.sum(axis=1).tolist()
+        drawn = await all_or_none(
+            [asked.others(ids[: first + row], head_ids_SK[row], numbers[row]) for row in rows]
         )
-        for row, (tokens, logprobs) in zip(rows, found, strict=True):
+        for row, tokens in zip(rows, drawn, strict=True):
             ids_Sm[row, others_Sm[row]] = tokens
-            logprobs_Sm[row, others_Sm[row]] = logprobs
+        for block, logprobs in await asked.blocks(ids, first, ids_Sm, rows):
+            logprobs_Sm[block] = np.where(others_Sm[block], logprobs, logprobs_Sm[block])
         return ids_Sm, logprobs_Sm
 
 
@@ -215,33 +214,49 @@ class _Asked:
         assert found.topk_logprobs is not None
         return found.topk_ids, found.topk_logprobs
 
-    async def others(self, ids: Ids, head: Ids, number: int) -> tuple[Ids, Logprobs]:
-        """Draws [number] of what stands in place of the last of `ids`, under the condition that it
-        is not in `head` [K], and their log-probs, which have no condition.
-        """
-        drawn = [await self._other(ids[:-1], head) for _ in range(number)]
-        tokens = np.array([drawn], dtype=np.int32)
-        at = len(ids) - 1
-        logprobs = await self._one(
-            lambda: self._engine.score_tokens(ids, at, tokens, routing_key=self._key)
-        )
-        return tokens[0], logprobs[0]
-
-    async def _other(self, ids: Ids, head: Ids) -> int:
+    async def others(self, ids: Ids, head: Ids, number: int) -> Ids:
+        """Draws [number] of what follows `ids`, given that it is not in `head` [K]."""
         params = SamplingParams(
             max_new_tokens=1, logit_bias=tuple((token, _OUT) for token in head.tolist())
         )
-        for _ in range(_TRIES):
+        drawn: list[int] = []
+        while len(drawn) < number:
+            missing = min(number - len(drawn), MOST_DRAWS)
             found = await self._one(
-                lambda: self._engine.generate(ids, params, routing_key=self._key)
+                lambda missing=missing: self._engine.draw(
+                    ids, params, missing, routing_key=self._key
+                )
             )
-            if found.finish_reason == "abort":
+            if any(one.finish_reason == "abort" for one in found):
                 raise ServiceUnavailable("the policy's engine aborted a draw of side samples")
-            [token] = found.output_ids.tolist()
-            if token not in head:
-                return token
-        raise EngineProtocolError(
-            f"the policy's engine sampled token {token}, which logit_bias leaves out"
+            tokens = [token for one in found for token in one.output_ids.tolist()]
+            wrong = set(tokens).intersection(head.tolist())
+            if wrong or len(tokens) != missing:
+                raise EngineProtocolError(
+                    f"the policy's engine sampled {len(tokens)} tokens of {missing}, among them "
+                    f"{sorted(wrong)}, which logit_bias leaves out"
+                )
+            drawn += tokens
+        return np.array(drawn, dtype=np.int32)
+
+    async def blocks(
+        self, ids: Ids, first: int, tokens_Sm: Ids, rows: Sequence[int]
+    ) -> list[tuple[slice, Logprobs]]:
+        """Log-probs of tokens at the positions of `ids` from `first` on, in blocks of
+        `TOKENS_STRETCH` positions: those that contain a place of `rows`. One request each.
+        """
+        starts = sorted({row - row % TOKENS_STRETCH for row in rows})
+        found = [slice(start, start + TOKENS_STRETCH) for start in starts]
+        scored = await all_or_none(
+            [self._scores(ids, first + one.start, tokens_Sm[one]) for one in found]
+        )
+        return list(zip(found, scored, strict=True))
+
+    async def _scores(self, ids: Ids, at: int, tokens: Ids) -> Logprobs:
+        return await self._one(
+            lambda: self._engine.score_tokens(
+                ids[: at + len(tokens)], at, tokens, routing_key=self._key
+            )
         )
 
     async def _one(self, request: Callable[[], Awaitable[Answer]]) -> Answer:

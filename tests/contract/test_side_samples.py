@@ -75,10 +75,10 @@ class Counted:
         finally:
             self.now -= 1
 
-    async def generate(
-        self, input_ids: Ids, params: SamplingParams, *, routing_key: str | None = None
-    ) -> Generation:
-        return await self._one("generate", lambda: self.client.generate(input_ids, params))
+    async def draw(
+        self, input_ids: Ids, params: SamplingParams, number: int, *, routing_key: str | None = None
+    ) -> list[Generation]:
+        return await self._one("draw", lambda: self.client.draw(input_ids, params, number))
 
     async def score_with_topk(
         self, input_ids: Ids, start: int, k: int, *, routing_key: str | None = None

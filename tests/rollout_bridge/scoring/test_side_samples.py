@@ -66,17 +66,17 @@ class Policy(EngineClient):
             raise self.failure
         return await super().score_with_topk(input_ids, start, k, routing_key=routing_key)
 
-    async def generate(self, input_ids, params, **options):
+    async def draw(self, input_ids, params, number, **options):
         if self.ignores_bias:
             params = replace(params, temperature=0.0, logit_bias=())
-        found = await super().generate(input_ids, params, **options)
+        found = await super().draw(input_ids, params, number, **options)
         if self.aborts:
             self.aborts -= 1
-            return replace(
-                found,
+            found[-1] = replace(
+                found[-1],
                 finish_reason="abort",
-                output_ids=found.output_ids[:0],
-                output_logprobs=found.output_logprobs[:0],
+                output_ids=found[-1].output_ids[:0],
+                output_logprobs=found[-1].output_logprobs[:0],
                 weight_spans=None,
             )
         return found
