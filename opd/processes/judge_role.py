@@ -98,7 +98,7 @@ async def _judge_and_score(
             rewrite_hint=rewrite_hint,
             policy=PolicyScorer(policy),
             resampler=_resampler(config, store, policy, rendering),
-            side_sampler=_side_sampler(config, policy),
+            side_sampler=side_sampler_of(config, policy),
             freshness=freshness_of(config),
         )
         questions, guard_metrics = QuestionMetrics(), GuardMetrics()
@@ -210,7 +210,7 @@ def freshness_of(config: RunConfig) -> Freshness | None:
     return Freshness(max_staleness=config.trainer.staleness_bound, batch_size=size)
 
 
-def _side_sampler(config: RunConfig, policy: EngineClient) -> SideSampler | None:
+def side_sampler_of(config: RunConfig, policy: EngineClient) -> SideSampler | None:
     """What makes side samples here; None where the trainer draws them, or where there are none."""
     source = config.trainer.side_source
     if config.cluster is None or source is None:
