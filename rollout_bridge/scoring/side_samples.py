@@ -76,7 +76,7 @@ class Drawn:
 
 class SideSampler:
     """Makes `size` side samples per position from the policy's engine; at most `_AT_ONCE` requests
-    of all its callers are under way. `vocab_size`: ids that the policy has. `generator` draws.
+    of all its callers are under way. `vocab_size`: ids that the policy has.
     """
 
     def __init__(
@@ -86,7 +86,6 @@ class SideSampler:
         size: int,
         *,
         vocab_size: int,
-        generator: np.random.Generator | None = None,
     ) -> None:
         if source is SideSource.TEACHER:
             raise ValueError("what the teacher draws, a teacher in the trainer draws there")
@@ -95,7 +94,7 @@ class SideSampler:
         self._size = size
         self._num_top = min(_HEAD, vocab_size) if draws else size
         self._is_all = self._num_top == vocab_size
-        self._generator = np.random.default_rng() if generator is None else generator
+        self._generator = np.random.default_rng()
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def make(
