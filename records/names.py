@@ -140,7 +140,9 @@ class SideSource(StrEnum):
     """Where side samples come from. The set is closed."""
 
     POLICY = "policy"
-    """Drawn by the weights that sampled the turn."""
+    """Drawn by the weights that sampled the turn or, where a trainer keeps none, by those that
+    served when it was scored.
+    """
     POLICY_TOP = "policy_top"
     """The likeliest tokens of these weights."""
     TEACHER = "teacher"

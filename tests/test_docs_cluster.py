@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -28,12 +29,21 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "judge.selection=shortest_first",
         "trainer.beta_kl=0.0",
     ),
+    "self_distillation": (
+        "trainer.objective={name = 'self_distillation'}",
+        TEACHER,
+        "trainer.beta_kl=0.0",
+    ),
     'support_of = "student"': (
         "trainer.objective={name = 'self_distillation', support_of = 'student'}",
         TEACHER,
         "trainer.beta_kl=0.0",
     ),
-    "side_samples": ("trainer.objective={name = 'side_samples'}", "trainer.beta_kl=0.0"),
+    'direction = "forward"': (
+        "trainer.objective={name = 'side_samples', direction = 'forward'}",
+        TEACHER,
+        "trainer.beta_kl=0.0",
+    ),
     'objective.surrogate = "m2po"': (
         "trainer.objective.surrogate=m2po",
         "trainer.correction.mode=bypass",
@@ -91,6 +101,21 @@ def test_rewards_of_every_kind_are_not_refused(overrides: tuple[str, ...]) -> No
     flags = make_plan(ONE, list(overrides), RUN).sections["objective"]
     asks_start = any("reward_kl_coef" in one for one in overrides)
     assert asks_start <= (("--use-kl-loss",) in flags)
+
+
+@pytest.mark.parametrize(
+    ("objective", "needs"),
+    [
+        ("{name = 'side_samples', samples = 6}", ("policy", 6)),
+        ("{name = 'sparse_kl', topk = 5}", ("policy_top", 5)),
+    ],
+)
+def test_side_samples_are_not_refused(objective: str, needs: tuple[str, int]) -> None:
+    plan = make_plan(ONE, [f"trainer.objective={objective}", "trainer.beta_kl=0.0"], RUN)
+    told = json.loads(plan.files[plan.paths.custom_yaml])["hindsight_needs"]
+    assert (told["side_source"], told["side_samples"]) == needs
+    line = f"side samples: {needs[1]} per position, by the policy's engines when a turn is scored"
+    assert line in describe(plan)
 
 
 def test_several_steps_on_a_batch_are_not_refused() -> None:

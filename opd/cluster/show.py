@@ -63,6 +63,11 @@ def describe(plan: LaunchPlan) -> str:
     steps = plan.config.trainer.epochs_per_batch
     if steps > 1:
         lines.append(f"steps on a batch: {steps} (trainer.epochs_per_batch)")
+    if plan.config.trainer.side_source is not None:
+        size = plan.config.trainer.objective.support_size
+        lines.append(
+            f"side samples: {size} per position, by the policy's engines when a turn is scored"
+        )
     if plan.config.rehearsal.enabled:
         trainer = plan.config.trainer
         size = trainer.rollout_batch_size

@@ -19,6 +19,7 @@ from opd.run.start_checks import check_canaries, check_store, check_traces, chec
 from records.queue.freshness import Freshness
 from records.store import Store
 from rollout_bridge import tracing
+from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
     from judge.hints.metrics import QuestionMetrics
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rollout_bridge.engine.client import EngineClient
     from rollout_bridge.rendering.rendering import Rendering
     from rollout_bridge.scoring.scoring import Resampler, RewriteHint
+    from rollout_bridge.scoring.side_samples import SideSampler
 
 
 def run_judge(
@@ -96,6 +98,7 @@ async def _judge_and_score(
             rewrite_hint=rewrite_hint,
             policy=PolicyScorer(policy),
             resampler=_resampler(config, store, policy, rendering),
+            side_sampler=side_sampler_of(config, policy),
             freshness=freshness_of(config),
         )
         questions, guard_metrics = QuestionMetrics(), GuardMetrics()
@@ -205,6 +208,21 @@ def freshness_of(config: RunConfig) -> Freshness | None:
         return None
     size = config.trainer.turns_per_step(with_lessons=config.rehearsal.enabled)
     return Freshness(max_staleness=config.trainer.staleness_bound, batch_size=size)
+
+
+def side_sampler_of(config: RunConfig, policy: EngineClient) -> SideSampler | None:
+    """What makes side samples here; None where the trainer draws them, or where there are none."""
+    source = config.trainer.side_source
+    if config.cluster is None or source is None:
+        return None
+    from rollout_bridge.scoring.side_samples import SideSampler
+
+    return SideSampler(
+        policy,
+        source,
+        config.trainer.objective.support_size,
+        vocab_size=model_vocab_size(config.model),
+    )
 
 
 def _resampler(

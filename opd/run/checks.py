@@ -14,9 +14,12 @@ from trainer.objectives.names import check_kl_terms, check_loss_mode
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
 
 
-def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:
+def check_run(
+    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig, *, on_cluster: bool = False
+) -> None:
     """Raise ValueError, a line per problem, for an objective that this run cannot feed."""
-    problems = unmet_needs(trainer.objective, provided_needs(trainer, scoring, judge))
+    provided = provided_needs(trainer, scoring, judge, on_cluster=on_cluster)
+    problems = unmet_needs(trainer.objective, provided)
     objective = trainer.objective
     by_engine = not trainer.teacher.in_trainer
     if objective.support == "teacher" and by_engine and 0 < scoring.top_k < objective.support_size:
@@ -74,9 +77,11 @@ def check_rehearsal(
 
 
 def provided_needs(
-    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
+    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig, *, on_cluster: bool = False
 ) -> frozenset[Need]:
-    """What this run's teacher and judge give the trainer."""
+    """What this run's teacher and judge give the trainer. On a cluster each turn's own teacher
+    scores its side samples; the embedded trainer, which draws them, knows only one engine.
+    """
     provided: set[Need] = set()
     if trainer.teacher.in_trainer:
         provided |= {"teacher_scalar", "teacher_topk", "teacher_tokens", "teacher_in_trainer"}
@@ -84,7 +89,7 @@ def provided_needs(
         provided.add("teacher_scalar")
         if scoring.top_k > 0:
             provided.add("teacher_topk")
-        if not scoring.teachers:
+        if on_cluster or not scoring.teachers:
             provided.add("teacher_tokens")
     if judge.reward != "none":
         provided.add("reward")

@@ -19,14 +19,23 @@ from records.hints.restating import restate
 from records.names import DropReason, TurnState
 from records.queue.hintless import OF_THE_HINT, go_on_without_hint
 from records.queue.round_robin import HINT_ONLY_PRIORITY, late_no_more
+from records.queue.side_samples import side_row
 from records.queue.waiting import CLAIMABLE, set_claims
 from records.tables.columns import clean_text
 from records.tables.loading import hint_candidates, load_recordings
-from records.tables.models import RecordingRow, ScoreRow, TokensRow, TurnRow, VerdictRow, VoteRow
+from records.tables.models import (
+    RecordingRow,
+    ScoreRow,
+    SideSamplesRow,
+    TokensRow,
+    TurnRow,
+    VerdictRow,
+    VoteRow,
+)
 from records.tables.sql import chunks, rows_in, table_of, upsert
 from records.training.repeats import to_trained
 from records.turns.recording import Recording, RecordingKind
-from records.types import PolicyScore, Verdict
+from records.types import PolicyScore, SideSamples, Verdict
 
 _INSERT_VOTES = table_of(VoteRow).insert()
 _HELD = (
@@ -260,7 +269,7 @@ def vote_rows(verdict: Verdict) -> list[dict[str, Any]]:
 class ScoredTurn:
     """The score rows of one turn. `candidates` are the hints that it had when scoring began (a
     control may score under others); None: not given. `policy` has the policy's log-probs of the
-    response of a recording.
+    response of a recording, `side_samples` were scored under the first of the hints.
     """
 
     owner: str
@@ -269,13 +278,15 @@ class ScoredTurn:
     now: float
     candidates: tuple[str, ...] | None = None
     policy: PolicyScore | None = None
+    side_samples: SideSamples | None = None
 
 
 def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]:
     """scoring -> ready, or dropped(held_out); stores the score rows. False for a lost claim, and if
     the turn has other hints now because it was judged again.
 
-    A score with the same key is replaced. Raises ValueError for a recording without `policy`.
+    A score with the same key is replaced, and side samples by new ones. Raises ValueError for a
+    recording without `policy`.
     """
     owners = [(one.turn_id, one.owner) for one in scored]
     held = _still_held(connection, TurnState.SCORING, owners)
@@ -293,6 +304,12 @@ def score_op(connection: Connection, scored: Sequence[ScoredTurn]) -> list[bool]
             _MOVE, [_move_after_scoring(one, recordings.get(one.turn_id)) for one in kept]
         )
         upsert(connection, ScoreRow, [row for one in kept for row in one.rows])
+        if drawn := [
+            side_row(one.turn_id, one.side_samples, one.now)
+            for one in kept
+            if one.side_samples is not None
+        ]:
+            upsert(connection, SideSamplesRow, drawn)
         _keep_policy_scores(connection, kept, recordings)
     return outcomes
 

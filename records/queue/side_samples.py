@@ -21,7 +21,12 @@ def save_op(connection: Connection, turn_id: str, samples: SideSamples, now: flo
     if length is None:
         raise UnknownTurn(turn_id)
     samples.check(turn_id, length)
-    row = {
+    upsert(connection, SideSamplesRow, [side_row(turn_id, samples, now)])
+
+
+def side_row(turn_id: str, samples: SideSamples, now: float) -> dict[str, Any]:
+    """Side samples that fit their turn, as a row."""
+    return {
         "turn_id": turn_id,
         "policy_version": samples.policy_version,
         "source": samples.source,
@@ -31,7 +36,6 @@ def save_op(connection: Connection, turn_id: str, samples: SideSamples, now: flo
         "teacher_logprobs": samples.teacher_logprobs.ravel(),
         "created_at": now,
     }
-    upsert(connection, SideSamplesRow, [row])
 
 
 def load_side_samples(connection: Connection, turn_ids: Sequence[str]) -> dict[str, SideSamples]:

@@ -87,7 +87,8 @@ DROP_WORDS: dict[DropReason, str] = {
     ),
     DropReason.ROUTED_EXPERTS_MISSING: "the engine did not say which experts its tokens went to",
     DropReason.SAMPLING_WEIGHTS_GONE: (
-        "the weights that sampled it are not kept, and trainer.objective.engine_cap asks them"
+        "the weights that sampled it are not kept, and the objective asks them for scores "
+        "(engine_cap) or for side samples that it lacks"
     ),
     DropReason.FOREIGN_TOKENS: (
         "it has tokens that the vocabulary of the policy, or of its teacher, does not have"

@@ -128,13 +128,15 @@ class WorkerStore(StoreBase):
         wanted: Sequence[Score],
         candidates: tuple[str, ...] | None = None,
         policy: PolicyScore | None = None,
+        side_samples: SideSamples | None = None,
     ) -> bool:
         """scoring -> ready, or dropped(held_out), with the scores of all candidates of one turn, by
-        one teacher, and the `policy`'s own score, which turns of recordings need.
+        one teacher, and the `policy`'s own score, which turns of recordings need. `side_samples`,
+        scored under the first candidate's hint, take the place of those that the turn had.
 
         False, and nothing is written, if the claim is lost, or if the turn's hints are no longer
         `candidates`. Raises ValueError unless each score has one finite log-prob per response id,
-        or is UNSCORED.
+        or is UNSCORED, and side samples stand at each of them.
         """
         of = [*wanted, policy] if policy is not None else list(wanted)
         if len({one.turn_id for one in of}) != 1:
@@ -147,6 +149,8 @@ class WorkerStore(StoreBase):
         except UnknownTurn:  # deleted while it was scored
             return False
         rows = scores.score_rows(wanted, prompt_ids, response_ids, now)
+        if side_samples is not None:
+            side_samples.check(turn_id, len(response_ids))
         scored = claims.ScoredTurn(
             owner=owner,
             turn_id=turn_id,
@@ -154,6 +158,7 @@ class WorkerStore(StoreBase):
             now=now,
             candidates=candidates,
             policy=scores.checked_policy(policy, response_ids),
+            side_samples=side_samples,
         )
         return await self.writer.run_bulk(claims.score_op, scored, "score")
 

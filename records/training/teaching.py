@@ -53,7 +53,8 @@ class Teaching:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideSamples:
-    """m further tokens at each of R response positions, of the version that sampled the turn.
+    """m further tokens at each of R response positions, of `policy_version`: the version that
+    sampled the turn, or that served when it was scored.
 
     ids [R, m] int32, drawn independently from the untruncated distribution, or the m likeliest;
     rollout_logprobs [R, m] float32 under the distribution that they come from; teacher_logprobs

@@ -37,8 +37,10 @@ from rollout_bridge.engine.types import (
 
 logger = logging.getLogger(__name__)
 
-_TOKENS_STRETCH = 16
+TOKENS_STRETCH = 16
 """Positions of one request for given tokens: more have larger unions, fewer more requests."""
+MOST_DRAWS = 64
+"""Continuations of one request for several: the most that the embedded engine gives."""
 Result = TypeVar("Result")
 
 
@@ -125,6 +127,41 @@ class EngineClient:
         found = wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
         return wire.of_version(found, version)
 
+    async def draw(
+        self,
+        input_ids: Sequence[int] | Ids,
+        params: SamplingParams,
+        number: int,
+        *,
+        routing_key: str | None = None,
+    ) -> list[Generation]:
+        """`number` independent continuations by one request, at most `MOST_DRAWS`; for short ones,
+        since cancelling the call does not abort it. Raises like `generate`.
+        """
+        if not 1 <= number <= MOST_DRAWS:
+            raise ValueError(f"number must be in [1, {MOST_DRAWS}], got {number}")
+        ids = wire.checked_ids(input_ids, self.vocab_size)
+        body = {
+            "input_ids": ids,
+            "sampling_params": params.to_wire() | {"n": number},
+            "return_logprob": True,
+        }
+        if self.priority:
+            body["priority"] = self.priority
+
+        async def attempt(_: int, lora: dict[str, Any]) -> Any:
+            return await self._http.request(
+                "POST",
+                "/generate",
+                body | lora,
+                timeout_s=self.config.total_timeout_s,
+                headers=routing_headers(routing_key),
+            )
+
+        reply, version = await self._with_adapter(attempt)
+        found = wire.read_generations(reply, len(ids), number)
+        return [wire.of_version(one, version) for one in found]
+
     async def stream(
         self,
         input_ids: Sequence[int] | Ids,
@@ -209,14 +246,14 @@ class EngineClient:
         `input_ids[start:]`, R of them. Raises like `generate`.
 
         An engine takes one list of ids for all positions of a request. So each request covers
-        `_TOKENS_STRETCH` positions and asks for the union of their ids.
+        `TOKENS_STRETCH` positions and asks for the union of their ids.
         """
         ids = wire.checked_ids(input_ids, self.vocab_size)
         if len(token_ids) != len(ids) - start:
             raise ValueError(f"ids at {len(token_ids)} positions of {len(ids) - start}")
         found: list[Logprobs] = []
-        for first in range(0, len(token_ids), _TOKENS_STRETCH):
-            wanted = token_ids[first : first + _TOKENS_STRETCH]
+        for first in range(0, len(token_ids), TOKENS_STRETCH):
+            wanted = token_ids[first : first + TOKENS_STRETCH]
             union, places = np.unique(wanted, return_inverse=True)
             asked = wire.checked_ids(union, self.vocab_size)
             at = start + first

@@ -67,6 +67,15 @@ def read_generation(reply: Any, num_input: int, experts_topk: int = 0) -> Genera
     return _finished(meta, output, text, num_input, experts_topk)
 
 
+def read_generations(reply: Any, num_input: int, number: int) -> list[Generation]:
+    """`number` finished replies: a list of them, if there are several."""
+    replies = [reply] if number == 1 else reply
+    if not isinstance(replies, list) or len(replies) != number:
+        count = len(replies) if isinstance(replies, list) else replies
+        raise EngineProtocolError(f"asked for {number} continuations, got {count}")
+    return [read_generation(one, num_input) for one in replies]
+
+
 def _finished(
     meta: dict[str, Any], output: _Output, text: str, num_input: int, experts_topk: int
 ) -> Generation:

@@ -4,22 +4,29 @@ log-probs that a recording lacks, and their version is the one from which the tu
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from records.types import Ids, Logprobs, PolicyScore, TurnRecord
 from rollout_bridge.engine.types import ModelInfo
 from rollout_bridge.worker import ServiceUnavailable
 
 _ATTEMPTS = 3
+Answer = TypeVar("Answer")
 
 
-class PolicyEngine(Protocol):
+class Versioned(Protocol):
+    """An engine that says which version it serves."""
+
+    async def model_info(self) -> ModelInfo: ...
+
+
+class PolicyEngine(Versioned, Protocol):
     """What is needed from the policy's engine client."""
 
     async def score(
         self, input_ids: Ids, start: int, *, routing_key: str | None = None
     ) -> Logprobs: ...
-    async def model_info(self) -> ModelInfo: ...
 
 
 class PolicyScorer:
@@ -34,17 +41,30 @@ class PolicyScorer:
         Raises EngineError, and ServiceUnavailable if versions change faster than it can score.
         """
         start = len(ids) - len(turn.response_ids)
-        version = await served_version(self._engine)
-        for _ in range(_ATTEMPTS):
-            logprobs = await self._engine.score(ids, start, routing_key=turn.session_id)
-            after = await served_version(self._engine)
-            if after == version:
-                return PolicyScore(turn_id=turn.turn_id, version=version, logprobs=logprobs)
-            version = after
-        raise ServiceUnavailable("the policy's weights changed each time while it scored a turn")
+        logprobs, version = await by_one_version(
+            self._engine, lambda: self._engine.score(ids, start, routing_key=turn.session_id)
+        )
+        return PolicyScore(turn_id=turn.turn_id, version=version, logprobs=logprobs)
 
 
-async def served_version(engine: PolicyEngine) -> int:
+async def by_one_version(
+    engine: Versioned, ask: Callable[[], Awaitable[Answer]]
+) -> tuple[Answer, int]:
+    """What `ask` returns, and the version of the weights that served all of it: it is called again
+    if they changed meanwhile. Raises what it raises, EngineError, and ServiceUnavailable if
+    versions change faster.
+    """
+    version = await served_version(engine)
+    for _ in range(_ATTEMPTS):
+        answer = await ask()
+        after = await served_version(engine)
+        if after == version:
+            return answer, version
+        version = after
+    raise ServiceUnavailable("the policy's weights changed each time while it was asked of a turn")
+
+
+async def served_version(engine: Versioned) -> int:
     """The version that the policy's engine serves now. Raises EngineError, and ServiceUnavailable
     if its label is not a number.
     """

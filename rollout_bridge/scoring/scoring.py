@@ -26,7 +26,15 @@ import numpy as np
 from records.names import DropReason, TurnState
 from records.queue.freshness import Freshness
 from records.turns.recording import RecordingKind
-from records.types import UNSCORED, Ids, Logprobs, PolicyScore, Score, TurnRecord
+from records.types import (
+    UNSCORED,
+    Ids,
+    Logprobs,
+    PolicyScore,
+    Score,
+    SideSamples,
+    TurnRecord,
+)
 from rollout_bridge import tracing
 from rollout_bridge.config import ScoringConfig
 from rollout_bridge.engine.errors import (
@@ -71,10 +79,24 @@ class ScoringStore(FreshStore, Protocol):
         wanted: Sequence[Score],
         candidates: tuple[str, ...] | None = None,
         policy: PolicyScore | None = None,
+        side_samples: SideSamples | None = None,
     ) -> bool: ...
     async def let_go_of(
         self, owner: str, turn_id: str, reason: DropReason, detail: str = ""
     ) -> TurnState | None: ...
+
+
+class SideSampling(Protocol):
+    """Makes side samples for a trainer that cannot draw them."""
+
+    async def make(
+        self, turn: TurnRecord, teacher: FrozenTeacher, score: Score
+    ) -> tuple[SideSamples, int]:
+        """Those of a turn, scored by `teacher` under the hint of `score`; how many requests the
+        policy answered for them. Raises HintingError, EngineError, ServiceUnavailable,
+        TeacherChanged.
+        """
+        ...
 
 
 class Resampler(Protocol):
@@ -101,8 +123,10 @@ class ScoringWorker:
     controls: it returns the hint to score with instead, or None to score under the original prompt
     (stored as the hint ""). `teacher` is the run's own; the worker opens the others that the
     configuration names. Recorded turns need `policy`, whose log-probs stand in for those of whoever
-    sampled them; with a `resampler` the policy answers their prompts again instead. Turns that can
-    no longer train according to `freshness` are dropped as stale before a teacher is asked.
+    sampled them; with a `resampler` the policy answers their prompts again instead. `side_sampler`
+    makes side samples of each turn that is scored, for an objective that needs them and a trainer
+    that cannot draw them. Turns that can no longer train according to `freshness` are dropped as
+    stale before a teacher is asked.
     """
 
     def __init__(
@@ -117,11 +141,12 @@ class ScoringWorker:
         metrics: ScoringMetrics | None = None,
         policy: PolicyScorer | None = None,
         resampler: Resampler | None = None,
+        side_sampler: SideSampling | None = None,
         freshness: Freshness | None = None,
     ) -> None:
         self._store, self._rendering = store, rendering
         self._config, self._owner, self._rewrite_hint = config, owner, rewrite_hint
-        self._policy, self._resampler = policy, resampler
+        self._policy, self._resampler, self._side_sampler = policy, resampler, side_sampler
         self._teachers = Teachers(teacher, config)
         self._sessions: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self.metrics = metrics if metrics is not None else ScoringMetrics()
@@ -161,7 +186,7 @@ class ScoringWorker:
         is_recorded = (
             turn.recording is not None and turn.recording.kind is not RecordingKind.RESAMPLED
         )
-        scores, policy, began = [], None, time.time()
+        scores, policy, side, began = [], None, None, time.time()
         try:
             if is_recorded and self._resampler is not None and turn.candidates:
                 await self._resample(turn, self._resampler)
@@ -170,11 +195,12 @@ class ScoringWorker:
                 policy = await self._policy_score(turn)
             if policy is None or turn.candidates:
                 scores = await self._scores(turn, teacher)
+                side = await self._side_samples(turn, teacher, scores)
         except (HintingError, EngineError) as error:
             await self._drop(turn, *fault_of(error))
             found: tracing.Attributes = {"opd.drop_reason": fault_of(error)[0].value}
         else:
-            await self._commit(turn, scores, policy)
+            await self._commit(turn, scores, policy, side)
             found = {"opd.teacher": teacher.name, "opd.candidates": len(scores)}
         tracing.turn_span(turn.turn_id, "score", began, found)
 
@@ -221,6 +247,19 @@ class ScoringWorker:
             raise HintingError(*problem)
         return disagreeing(scores, plain.logprobs, self._config.least_fall)
 
+    async def _side_samples(
+        self, turn: TurnRecord, teacher: FrozenTeacher, scores: Sequence[Score]
+    ) -> SideSamples | None:
+        """Those of a turn that may train, under the hint that is selected."""
+        is_held_out = turn.recording is not None and turn.recording.held_out
+        if self._side_sampler is None or is_held_out:
+            return None
+        selected = min(scores, key=lambda one: one.candidate)
+        async with self._sessions.setdefault(turn.session_id, asyncio.Lock()):
+            side, requests = await self._side_sampler.make(turn, teacher, selected)
+        self.metrics.side_requests.inc(requests)
+        return side
+
     def _is_checked(self, turn: TurnRecord) -> bool:
         """Whether the answer is the one that the next state is about, and its hint the judge's."""
         is_resampled = turn.recording is not None and turn.recording.kind is RecordingKind.RESAMPLED
@@ -262,13 +301,19 @@ class ScoringWorker:
         return turn.prompt_ids
 
     async def _commit(
-        self, turn: TurnRecord, scores: list[Score], policy: PolicyScore | None
+        self,
+        turn: TurnRecord,
+        scores: list[Score],
+        policy: PolicyScore | None,
+        side: SideSamples | None,
     ) -> None:
         problems = [_problem(score, len(turn.response_ids)) for score in scores]
         problem = next(filter(None, problems), None)
         if problem is not None:
             await self._drop(turn, *problem)
-        elif await self._store.commit_scores(self._owner, scores, tuple(turn.candidates), policy):
+        elif await self._store.commit_scores(
+            self._owner, scores, tuple(turn.candidates), policy, side
+        ):
             self.metrics.count_scored(scores)
         else:
             logger.warning("turn %s: the claim was lost; its scores are not kept", turn.turn_id)

@@ -30,6 +30,11 @@ class ScoringMetrics:
         )
         self.scored = Counter("teacher_scored", "Turns scored", registry=self.registry)
         self.tokens = Counter("teacher_tokens", "Response tokens scored", registry=self.registry)
+        self.side_requests = Counter(
+            "policy_side_requests",
+            "Requests to the policy for side samples",
+            registry=self.registry,
+        )
         self.dropped = Counter(
             "teacher_dropped", "Turns dropped by scoring", ["reason"], registry=self.registry
         )

@@ -238,7 +238,6 @@ def _carried(
         sample,
         teachings=sample.teachings[:1],
         routed_experts=None,
-        side_samples=None,
         history=NO_HISTORY,
         session=UNKNOWN_OUTCOME,
     )

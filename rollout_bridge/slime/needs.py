@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
-from records.names import DropReason
+from records.names import DropReason, SideSource
 from records.training.outcome_rewards import OutcomeReward, OutcomeRewards
 from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample
@@ -28,6 +28,10 @@ class SampleNeeds(BaseModel):
     """A reward's advantage depends on more than the reward, so that a reward of 0 can teach."""
     top_k: int = Field(ge=0)
     """How many of the teacher's likeliest tokens are needed at each position."""
+    side_source: SideSource | None = Field(default=None, strict=False)
+    """Where the side samples come from that are needed; unset: none are."""
+    side_samples: int = Field(default=0, ge=0)
+    """With `side_source`: how many at each position."""
     past_versions: int | None = Field(default=None, ge=0)
     """Earlier answers to its prompt, from at most this many versions before; unset: none."""
     first_answers: bool = False
@@ -69,5 +73,20 @@ class SampleNeeds(BaseModel):
             return DropReason.NEUTRAL_REWARD if is_neutral else None
         ids = sample.teachings[0].topk_ids if sample.teachings else None
         if self.top_k > 0 and (ids is None or ids.shape[-1] < self.top_k):
+            return DropReason.TEACHER_LOGPROBS_INVALID
+        return self._lacking_side(sample)
+
+    def _lacking_side(self, sample: ReadySample) -> DropReason | None:
+        """Why its side samples cannot train: they were made when it was scored, and only the
+        weights of then could make them.
+        """
+        if self.side_source is None:
+            return None
+        side = sample.side_samples
+        if side is None or side.source is not self.side_source:
+            return DropReason.SAMPLING_WEIGHTS_GONE
+        if side.ids.shape[-1] != self.side_samples:
+            return DropReason.SAMPLING_WEIGHTS_GONE
+        if not np.isfinite(side.teacher_logprobs).all():
             return DropReason.TEACHER_LOGPROBS_INVALID
         return None

@@ -151,3 +151,22 @@ async def test_refusals_are_told_apart_from_failures(client: EngineClient, vocab
         with pytest.raises(ValueError, match="input id"):
             await client.generate(ids, GREEDY)
     assert len((await client.generate(PROMPT, GREEDY)).output_ids) == 24
+
+
+@pytest.mark.parametrize("number", [1, 12])
+async def test_several_continuations_by_one_request(
+    client: EngineClient, reference, number: int
+) -> None:
+    bias = tuple((token, -100.0) for token in range(100))
+    params = SamplingParams(max_new_tokens=1, logit_bias=bias)
+    found = await client.draw(PROMPT, params, number)
+    assert [len(one.output_ids) for one in found] == [1] * number
+    tokens = [int(one.output_ids[0]) for one in found]
+    assert min(tokens) >= 100, "the bias holds for each"
+    assert number == 1 or len(set(tokens)) > 1
+    row = reference(PROMPT)[-1]
+    left = np.log(np.exp(row[100:]).sum())
+    for token, one in zip(tokens, found, strict=True):
+        assert one.output_logprobs[0] == pytest.approx(row[token] - left, abs=1e-3)
+    with pytest.raises(ValueError, match="number must be"):
+        await client.draw(PROMPT, params, 65)

@@ -15,7 +15,7 @@ import torch
 
 from rollout_bridge.merging import PackedSequence
 from tests.slime.training import arguments, prepare_process, run_step, train_data
-from tests.trainer.slime.batches import rows_of, samples_of
+from tests.trainer.slime.batches import rows_of, samples_of, with_drawn
 from tests.trainer.tiny import load
 from trainer.config import TrainerConfig
 
@@ -26,6 +26,8 @@ def main(folder: Path, rank: int, slime_root: Path) -> None:
     trainer = TrainerConfig.model_validate(job["trainer"])
     policy = load(Path(job["policy"]))
     samples = samples_of(policy, temperatures=job["temperatures"])
+    if trainer.side_source is not None:
+        samples = with_drawn(samples, load(Path(job["start"])), trainer)
     rows = rows_of(samples, merged=job["merged"])
     padding = PackedSequence(ids=np.zeros(2, dtype=np.int32), spans=())
     rows += [padding] * (-len(rows) % job["sizes"].get("data", 1))

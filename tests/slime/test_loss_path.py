@@ -11,7 +11,7 @@ import torch
 
 from records.types import ReadySample
 from tests.slime.training import StepResult, arguments, prepare_process, run_step, train_data
-from tests.trainer.slime.batches import rows_of, samples_of, with_outcomes
+from tests.trainer.slime.batches import SIDE, rows_of, samples_of, with_drawn, with_outcomes
 from tests.trainer.tiny import load, save_model
 from trainer.batch.token_batch import BatchTotals
 from trainer.config import TrainerConfig
@@ -88,6 +88,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "token_mean": {"aggregation": "token-mean"},
     "seq_mean_turn_mean": {"aggregation": "seq-mean-turn-mean"},
+    **SIDE,
 }
 # slime's own surrogate, of which a row's turns cannot be told apart by its KL and entropy.
 POLICY_LOSS: dict[str, dict[str, Any]] = {
@@ -191,6 +192,8 @@ def test_our_loss_in_slime_is_the_embedded_trainers(name, merged, models, sample
         samples = [replace(one, reward=one.reward or -1.0) for one in samples]
     if name == "process":
         samples = with_outcomes(samples)
+    if name in SIDE:
+        samples = with_drawn(samples, load(models[1]), config)
     gaps = [index % 3 for index in range(len(samples))]
     rows = rows_of(samples, merged=merged)
     result = slime_step(config, models, samples, gaps, rows, tmp_path)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.slime.conftest import REPOSITORY, python_path
-from tests.trainer.slime.batches import rows_of, samples_of
+from tests.trainer.slime.batches import SIDE, rows_of, samples_of, with_drawn
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 from trainer.step.update import Updater
@@ -52,6 +52,13 @@ CASES: dict[str, tuple[dict[str, int], dict[str, Any], dict[str, Any]]] = {
     ),
     "data_two_steps": ({"data": 2}, {"epochs_per_batch": 2}, {}),
     "context_two_steps": ({"context": 2}, {"epochs_per_batch": 2}, {"merged": True}),
+    "vocabulary_side_samples": ({"tensor": 2}, SIDE["side_samples"], {}),
+    "context_side_samples": (
+        {"context": 2},
+        {"epochs_per_batch": 2, **SIDE["side_samples"]},
+        {"merged": True},
+    ),
+    "data_finite_cache": ({"data": 2}, SIDE["finite_cache"], {"merged": True}),
 }
 
 
@@ -103,6 +110,8 @@ def test_ranks_together_take_the_embedded_trainers_step(name, slime_root, tmp_pa
     config = TrainerConfig.model_validate(job["trainer"])
     policy = load(policy_folder)
     samples = samples_of(policy, temperatures=job["temperatures"])
+    if config.side_source is not None:
+        samples = with_drawn(samples, load(start_folder), config)
     policy.model.zero_grad(set_to_none=True)
     start = load(start_folder).freeze() if config.beta_kl > 0 else None
     updater = Updater(policy, start, config)

@@ -12,7 +12,7 @@ are made once, when a turn is first leased, and stored with it (ALGORITHMS 5.2, 
     drawn by the teacher, for the forward KL
 
 A teacher in the trainer scores them here, or an engine that teaches: the same tokens, under the
-hinted prompt.
+hinted prompt. Where a trainer keeps no weights, the scoring stage makes them instead.
 
 Shapes: R tokens of a turn's response, K side samples per position.
 """

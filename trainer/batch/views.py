@@ -343,11 +343,11 @@ def view_turns(
 
 def remember_supports(views: Sequence[TurnView], before: Sequence[TurnScores]) -> list[TurnView]:
     """The views, where they have supports, with the student's scores of these before the first of
-    several steps.
+    several steps. A support that is stored with its turn has those of the weights it comes from.
     """
     return [
         view
-        if view.support is None
+        if view.support is None or view.support.old is not None
         else replace(view, support=replace(view.support, old=scores.support))
         for view, scores in zip(views, before, strict=True)
     ]

@@ -170,8 +170,8 @@ class SideSampleOptions(Options):
 
     name: Literal["side_samples"]
     direction: Literal["reverse", "forward"] = "reverse"
-    """Which KL. reverse: tokens are drawn by the weights that sampled the turn. forward: by the
-    teacher, which must be in the trainer.
+    """Which KL. reverse: tokens are drawn by the weights that sampled the turn (slime: that served
+    when it was scored). forward: by the teacher, which must be in the trainer.
     """
     samples: PositiveInt = 16
     """m: tokens drawn per position, with replacement."""
@@ -228,7 +228,7 @@ class SparseKl(Options):
     """Tokens of the cache per position."""
     support_of: Literal["student", "teacher"] = "student"
     """Whose top-k. The student's is that of the student before the step or, where an engine
-    teaches, of the weights that sampled the turn.
+    teaches, of the weights that sampled the turn (slime: that served when it was scored).
     """
     token_clip: PositiveFloat | None = None
     """Clamp of an element of the sum from above; none means off."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from records.names import SideSource
 from rollout_bridge.slime.needs import SampleNeeds
 from trainer.config import TrainerConfig
 from trainer.objectives.options import HindsightOpd
@@ -43,17 +44,16 @@ def slime_supports(trainer: TrainerConfig) -> str | None:
             f"trainer.teacher.kind {trainer.teacher.kind} needs a second model in the trainer, "
             "which slime does not hold: set it to engine"
         )
-    if objective.support == "samples":
+    if trainer.side_source is SideSource.TEACHER:
         return (
-            f"objective {objective.name!r} trains on tokens drawn by the weights that sampled the "
-            "turn, and slime keeps no earlier weights: choose hindsight_opd, supervised_opd, "
-            "forward_kl_topk, or topk_tail_reverse_kl"
+            f"objective {objective.name!r} with direction forward trains on tokens drawn by a "
+            "teacher in the trainer, which slime does not hold: set direction = reverse"
         )
-    if objective.needs & {"teacher_in_trainer", "teacher_tokens"}:
+    if "teacher_in_trainer" in objective.needs:
         return (
             f"objective {objective.name!r} needs a teacher in the trainer, which slime does not "
-            "hold: choose hindsight_opd, supervised_opd, forward_kl_topk, topk_tail_reverse_kl, or "
-            "support_of = teacher"
+            "hold: choose hindsight_opd, supervised_opd, forward_kl_topk, topk_tail_reverse_kl, "
+            "side_samples, sparse_kl, or support_of = teacher"
         )
     if trainer.replay_times != 1:
         return "slime is handed each turn once: set trainer.replay_times = 1"
@@ -90,6 +90,8 @@ def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
         reward="reward" in objective.needs,
         compared=objective.compares_rewards,
         top_k=objective.support_size if objective.support == "teacher" else 0,
+        side_source=trainer.side_source,
+        side_samples=0 if trainer.side_source is None else objective.support_size,
         past_versions=None if history is None else history.versions,
         first_answers=history is not None and history.first,
         compares_sessions=history is not None and history.sessions,

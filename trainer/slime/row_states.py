@@ -85,6 +85,7 @@ def row_states(
         vocab_size=args.vocab_size,
         max_tokens=0,
         device=device,
+        side_source=step.trainer.side_source,
     )
     facts = carriers[0].batch
     turns = compared(facts, start_kls)

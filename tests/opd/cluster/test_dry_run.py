@@ -12,6 +12,7 @@ from opd.cli.app import app
 from opd.cluster.files import sglang_file
 from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.plan import engine_overrides, make_plan
+from opd.run.config import load, save
 from tests.opd.cluster.examples import CONFIGS, EXPECTED, NOWHERE, dry_run, plan_of
 from trainer.errors import ConfigError, StartupError
 
@@ -154,6 +155,12 @@ def test_further_teachers_have_engines_of_their_own(tmp_path: Path) -> None:
     assert found[1][:2] == ("frozen", plan.config.model)
     addresses = {name: f"http://{name}" for name in plan.layout.engines}
     assert "scoring.teachers.math=http://teacher-math" in engine_overrides(plan.config, addresses)
+    # Whichever of them scores a turn, scores its side samples.
+    asked = ["trainer.objective={name = 'side_samples'}", "trainer.beta_kl=0.0"]
+    plan = make_plan(config, [*NOWHERE, *TEACHERS, *asked], tmp_path / "other")
+    save(plan.config, tmp_path / "config.toml")
+    overrides = [word for word in engine_overrides(plan.config, addresses) if word != "--set"]
+    assert load(tmp_path / "config.toml", overrides).scoring.teachers.keys() == {"math"}
     del addresses["teacher-math"]
     with pytest.raises(ConfigError, match="no address of teacher-math"):
         engine_overrides(plan.config, addresses)

@@ -6,16 +6,21 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from examples.tool_lab.run_lab import MODEL
 from judge.votes.context import estimate_tokens
+from opd.cluster.flag_check import REPOSITORY
+from opd.cluster.launching.prepare import resolve as resolve_cluster
 from opd.processes.judge import judge_config, judge_counter
-from opd.processes.judge_role import freshness_of
+from opd.processes.judge_role import freshness_of, side_sampler_of
 from opd.processes.shared import client_of
+from opd.run.config import RunConfig
 from opd.run.defaults import resolve, single_machine
 from opd.run.recipe import recipe
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.keys import EngineKeys, ensure_key_file, read_key_file
 from rollout_bridge.rendering.rendering import Rendering
 from trainer.errors import ConfigError
@@ -49,6 +54,36 @@ async def test_ids_of_the_models_head_beyond_the_tokenizer_may_be_sent(tmp_path:
     ensure_key_file(tmp_path / "engine.key")
     async with client_of(config, config.policy) as client:
         assert client.vocab_size == 1024
+
+
+def on_a_cluster(objective: str) -> RunConfig:
+    asked = [f"trainer.objective={objective}", "trainer.beta_kl=0.0", "scoring.top_k=5"]
+    config = resolve_cluster(REPOSITORY / "configs" / "qwen3_8b.toml", asked, Path("/runs/x"))[0]
+    return config.model_copy(update={"model": str(MODEL)})
+
+
+@pytest.mark.parametrize(
+    ("objective", "length"),
+    [
+        ("{name = 'side_samples', samples = 6}", 6),
+        ("{name = 'sparse_kl', topk = 5}", 5),
+        ("{name = 'sparse_kl', topk = 5, support_of = 'teacher'}", None),
+        ("{name = 'hindsight_opd'}", None),
+    ],
+)
+async def test_on_a_cluster_the_judges_process_draws_what_the_objective_needs(
+    lab_engine: str, objective: str, length: int | None
+) -> None:
+    config = on_a_cluster(objective)
+    async with EngineClient(lab_engine) as policy:
+        sampler = side_sampler_of(config, policy)
+        assert (sampler is None) == (length is None)
+        # The embedded trainer draws them itself.
+        assert side_sampler_of(config.model_copy(update={"cluster": None}), policy) is None
+        if sampler is not None:
+            ids = np.arange(5, 15, dtype=np.int32)
+            drawn = await sampler.draw(ids[:6], ids[6:], "session")
+            assert drawn.ids.shape == (4, length)
 
 
 def test_vocabulary_size_of_a_model_with_several_parts_is_its_text_parts(tmp_path: Path) -> None:

@@ -310,6 +310,18 @@ async def test_side_samples_that_have_no_place_are_refused(store: Store) -> None
     assert sample.side_samples is None
 
 
+async def test_side_samples_are_committed_with_the_scores_of_their_hint(store: Store) -> None:
+    turn_id = await turn_in(store, SCORING)
+    await store.save_side_samples(turn_id, side_samples(seed=1))
+    with pytest.raises(ValueError, match="at 2 positions of 3"):
+        await store.commit_scores(OWNER, scores_of(turn_id), side_samples=side_samples(2))
+    given = side_samples(seed=2, version=9)
+    assert not await store.commit_scores("nobody", scores_of(turn_id), side_samples=given)
+    assert await store.commit_scores(OWNER, scores_of(turn_id), side_samples=given)
+    [sample] = await leased(store)
+    assert_same_samples(sample.side_samples, given)
+
+
 async def test_hints_with_odd_characters_stay_the_selected_ones(store: Store) -> None:
     hints = ("use \x00 celsius \ud800", "use celsius, always")
     turn_id = await judged(store)

@@ -40,6 +40,16 @@ def test_sglangs_generation_is_read() -> None:
     assert generation.output_logprobs[1] == pytest.approx(-2.1678647994995117)
 
 
+def test_several_generations_are_as_many_as_asked_for() -> None:
+    reply = recorded("gen_stop_token")["json"]
+    assert len(wire.read_generations(reply, 5, 1)) == 1
+    found = wire.read_generations([reply, reply], 5, 2)
+    assert [one.output_ids.tolist() for one in found] == [[230, 80]] * 2
+    for wrong, number in ((reply, 2), ([reply], 2), ([reply] * 3, 2), ([reply], 1)):
+        with pytest.raises(EngineProtocolError):
+            wire.read_generations(wrong, 5, number)
+
+
 def test_sglangs_scores_are_read() -> None:
     reply = recorded("gen_max0")
     ids = reply["request"]["input_ids"]

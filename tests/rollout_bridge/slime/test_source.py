@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,13 +15,15 @@ from records.errors import StoreConflict, StoreUnavailable
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.prompt_history import HistoryWindow
-from records.types import ReadySample, VersionSpan
+from records.types import ReadySample, SideSamples, VersionSpan
 from rollout_bridge.engine.hold_file import HoldFile
+from rollout_bridge.merging import merge_turns
+from rollout_bridge.slime.carrier import build
 from rollout_bridge.slime.handovers import HandoverError
 from rollout_bridge.slime.settings import SlimeConfigError, read_settings
 from rollout_bridge.slime.source import TurnSource
 from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop
-from tests.records.builders import TRAINER, a_result, a_version, state_of, turn_in
+from tests.records.builders import OWNER, TRAINER, a_result, a_score, a_version, state_of, turn_in
 from tests.records.new_store import new_store
 from tests.rollout_bridge.slime.runs import run_values, slime_args
 
@@ -255,6 +258,33 @@ async def test_turns_that_lack_what_the_objective_needs_are_dropped(run: Run) ->
     await left(waiting)
     assert await run.store.drops() == {DropReason.TEACHER_LOGPROBS_INVALID: 4}
     assert await run.states(turn_ids) == [DROPPED] * 4
+
+
+async def test_turns_without_side_samples_are_dropped_and_others_bring_theirs(run: Run) -> None:
+    lacking = await run.ready(2)
+    needs = {"teacher": True, "reward": False, "compared": False, "top_k": 0}
+    source = await run.job(hindsight_needs=needs | {"side_source": "policy", "side_samples": 2})
+    waiting = asyncio.create_task(source.next_batch(0))
+    drawn = SideSamples(
+        ids=np.array([[1, 2], [3, 3], [4, 5]], dtype=np.int32),
+        rollout_logprobs=np.full((3, 2), -1.5, dtype=np.float32),
+        teacher_logprobs=np.full((3, 2), -0.5, dtype=np.float32),
+        policy_version=0,
+    )
+    usable = [await turn_in(run.store, TurnState.SCORING) for _ in range(4)]
+    for turn_id in usable:
+        scores = [a_score(turn_id)]
+        assert await run.store.commit_scores(OWNER, scores, side_samples=drawn)
+    batch = await waiting
+    assert {one.turn_id for one in batch.samples} == set(usable)
+    assert await run.store.drops() == {DropReason.SAMPLING_WEIGHTS_GONE: 2}
+    assert batch.metrics["handover/dropped_sampling_weights_gone"] == 2
+    assert await run.states(lacking) == [DROPPED] * 2
+    carriers = build(batch.samples, merge_turns(batch.samples), batch.version_gaps)
+    for carrier in pickle.loads(pickle.dumps(carriers)):
+        for turn in carrier.turns:
+            assert turn.sample.side_samples.ids.tolist() == drawn.ids.tolist()
+            assert turn.sample.side_samples.teacher_logprobs[0, 0] == -0.5
 
 
 async def test_turns_bring_the_earlier_answers_that_the_objective_needs(

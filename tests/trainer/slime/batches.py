@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,33 @@ from rollout_bridge.merging import PackedSequence, merge_turns
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.tiny import conversation
 from trainer.batch.collate import build_micro_batch, score_batches
+from trainer.batch.side_sampling import with_side_samples
+from trainer.batch.views import TeachingPlan
+from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 
 TOP_K = 8
 TEACHER_GAP = 0.7
 ENGINE_GAP = 0.3
+SIDE: dict[str, dict[str, Any]] = {
+    "side_samples": {"objective": {"name": "side_samples", "samples": 6}},
+    "side_samples_old": {
+        "objective": {
+            "name": "side_samples",
+            "samples": 6,
+            "advantage_reference": "old",
+            "clip": 0.2,
+        }
+    },
+    "side_samples_with_rewards": {
+        "objective": {"name": "side_samples", "samples": 6, "reward_coef": 0.5}
+    },
+    "finite_cache": {"objective": {"name": "sparse_kl", "topk": 6}},
+    "finite_cache_clipped": {
+        "objective": {"name": "sparse_kl", "topk": 6, "direction": "policy_gradient"}
+    },
+}
+"""Objectives whose support is stored with each turn."""
 LESSONS = (None, LessonKind.HINT, LessonKind.COUNTER, LessonKind.KEEP)
 
 
@@ -58,6 +81,32 @@ def with_outcomes(samples: Sequence[ReadySample]) -> list[ReadySample]:
         replace(one, reward=0.0, session=found[one.session_id], step_index=place % 3)
         for place, one in enumerate(samples)
     ]
+
+
+def with_drawn(
+    samples: Sequence[ReadySample], sampler: Policy, config: TrainerConfig
+) -> list[ReadySample]:
+    """With the side samples that the objective needs, as the scoring stage stores them: by an older
+    policy, `sampler`, and a teacher near it.
+    """
+    plan = TeachingPlan(
+        options=config.objective,
+        model=None,
+        vocab_size=sampler.vocab_size,
+        max_tokens=256,
+        device="cpu",
+        side_source=config.side_source,
+    )
+    torch.manual_seed(11)
+    generator = np.random.default_rng(11)
+    found = []
+    for one in with_side_samples(samples, sampler, plan):
+        side = one.side_samples
+        assert side is not None
+        gaps = generator.normal(scale=TEACHER_GAP, size=side.ids.shape).astype(np.float32)
+        taught = replace(side, teacher_logprobs=side.rollout_logprobs + gaps)
+        found.append(replace(one, side_samples=taught))
+    return found
 
 
 def rows_of(samples: Sequence[ReadySample], *, merged: bool) -> list[PackedSequence]:

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from rollout_bridge.merging import PackedSequence, merge_turns
-from tests.trainer.slime.batches import rows_of, samples_of, with_lessons, with_outcomes
+from tests.trainer.slime.batches import (
+    SIDE,
+    rows_of,
+    samples_of,
+    with_drawn,
+    with_lessons,
+    with_outcomes,
+)
 from tests.trainer.slime.one_process import (
     OneProcess,
     arguments,
@@ -95,11 +102,21 @@ def rewarded_names(config: TrainerConfig) -> set[str]:
     return names | ({"reward/utility_mean"} if objective.values_turns else set())
 
 
-@pytest.mark.parametrize("lessons", [False, True], ids=["turns", "lessons"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "lessons"),
+    [
+        *((name, False) for name in CONFIGS | SIDE),
+        # Lessons have no side samples.
+        *((name, True) for name in CONFIGS),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "lessons" if value else "turns",
+)
 def test_gradients_are_the_embedded_trainers(name, lessons, folders, samples):
-    config = config_of(beta_kl=0.02, **CONFIGS[name])
+    config = config_of(beta_kl=0.02, **(CONFIGS | SIDE)[name])
     samples = with_outcomes(samples) if name == "process" else samples
+    samples = with_drawn(samples, load(folders[1]), config) if name in SIDE else samples
+    if name == "side_samples_with_rewards":
+        samples = [rewarded_alone(samples[0]), *samples[1:]]
     samples = with_lessons(samples) if lessons else samples
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
@@ -117,6 +134,18 @@ def test_gradients_are_the_embedded_trainers(name, lessons, folders, samples):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=0)
     for key in ("loss", "opd/kl_loss", "kl_loss", "entropy_loss", "rollout_comparable_frac"):
         assert metrics[key] == pytest.approx(wanted[key], abs=1e-5), key
+    if name in ("side_samples", "side_samples_old"):
+        # The ratio is that to the weights that drew, which are not the learner's.
+        assert metrics["opd/side_ratio_max"] == pytest.approx(wanted["opd/side_ratio_max"])
+        assert metrics["opd/side_ratio_max"] > 1.5
+
+
+def rewarded_alone(sample):
+    """A turn that no teacher scored."""
+    nothing = np.full_like(sample.teacher_logprobs, np.nan)
+    return replace(
+        sample, teacher_logprobs=nothing, teachings=(), hint="", reward=1.0, side_samples=None
+    )
 
 
 SEVERAL_STEPS = {
@@ -127,6 +156,8 @@ SEVERAL_STEPS = {
     "rejection": {"correction": {"rejections": [{"statistic": "geometric", "upper": 1.1}]}},
     "behind_tools": {"correction": {"post_tool_upper": 1.01}},
     "lessons": {"objective": {"name": "topk_tail_reverse_kl", "topk": 8}},
+    "side_samples": SIDE["side_samples"],
+    "finite_cache_clipped": SIDE["finite_cache_clipped"],
 }
 
 
@@ -144,6 +175,7 @@ def test_four_steps_on_a_batch_end_at_the_embedded_trainers_weights(name, temper
     )
     samples = samples_of(load(folders[0]).freeze(), temperatures=temperatures)
     samples = with_lessons(samples) if name == "lessons" else samples
+    samples = with_drawn(samples, load(folders[1]), config) if name in SIDE else samples
     policy, start = load(folders[0]), load(folders[1]).freeze()
     rows = rows_of(samples, merged=True)
     data = rollout_data(samples, rows, policy.model, start.model, epochs=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from records.names import DropReason, SideSource
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.prompt_history import HistoryWindow
-from records.types import ReadySample, Teaching
+from records.types import ReadySample, SideSamples, Teaching
 from tests.trainer.tiny import conversation
 from trainer.batch.views import TeachingPlan, unteachable
 from trainer.config import TrainerConfig
@@ -39,6 +41,9 @@ def config_of(**values: Any) -> TrainerConfig:
         {"objective": {"name": "topk_tail_reverse_kl"}},
         {"objective": {"name": "self_distillation", **TEACHER}},
         {"objective": {"name": "sparse_kl", **TEACHER}},
+        {"objective": {"name": "sparse_kl"}},
+        {"objective": {"name": "side_samples"}},
+        {"objective": {"name": "side_samples", "advantage_reference": "old", "clip": 0.2}},
         {"objective": {"surrogate": "gspo"}},
         {"correction": {"mode": "bypass"}},
         {"correction": {"preset": "geo_rs"}},
@@ -54,8 +59,10 @@ def test_what_engines_score_can_be_trained_in_slime(values):
         ({"teacher": {"kind": "ema"}}, "teacher.kind ema"),
         ({"objective": {"name": "self_distillation"}}, "needs a teacher in the trainer"),
         ({"objective": {"name": "overlap_topk"}}, "needs a teacher in the trainer"),
-        ({"objective": {"name": "side_samples"}}, "keeps no earlier weights"),
-        ({"objective": {"name": "sparse_kl"}}, "needs a teacher in the trainer"),
+        (
+            {"objective": {"name": "side_samples", "direction": "forward"}},
+            "drawn by a teacher in the trainer",
+        ),
         (
             {
                 "objective": {"surrogate": "decoupled", "engine_cap": 2.0},
@@ -178,6 +185,42 @@ def test_turns_are_dropped_for_what_the_trainer_would_refuse(values):
                     sample = replace(sample, teachings=(teaching(sample, size),))
                 needs = sample_needs(config)
                 assert needs.lacking(sample) == unteachable(sample, plan)
+
+
+@pytest.mark.parametrize(
+    ("objective", "source"),
+    [
+        ({"name": "side_samples", "samples": 3}, SideSource.POLICY),
+        ({"name": "sparse_kl", "topk": 3}, SideSource.POLICY_TOP),
+    ],
+)
+def test_turns_without_their_side_samples_are_dropped(objective, source):
+    needs = sample_needs(config_of(objective=objective))
+    assert type(needs).model_validate(json.loads(json.dumps(needs.model_dump()))) == needs
+    (turn,) = conversation("a", [(5, 3)], seed=1)
+
+    def lacking(size: int = 3, of: SideSource = source, taught: float = -1.0) -> DropReason | None:
+        shape = (len(turn.response_ids), size)
+        side = SideSamples(
+            ids=np.zeros(shape, dtype=np.int32),
+            rollout_logprobs=np.full(shape, -1.0, dtype=np.float32),
+            teacher_logprobs=np.full(shape, taught, dtype=np.float32),
+            policy_version=0,
+            source=of,
+        )
+        return needs.lacking(replace(turn, side_samples=side))
+
+    assert lacking() is None
+    assert needs.lacking(turn) is DropReason.SAMPLING_WEIGHTS_GONE
+    assert lacking(size=2) is DropReason.SAMPLING_WEIGHTS_GONE
+    (other,) = {SideSource.POLICY, SideSource.POLICY_TOP} - {source}
+    assert lacking(of=other) is DropReason.SAMPLING_WEIGHTS_GONE
+    assert lacking(taught=np.nan) is DropReason.TEACHER_LOGPROBS_INVALID
+    assert sample_needs(config_of()).lacking(turn) is None
+    # What learns from its reward alone needs none.
+    rewarded = sample_needs(config_of(objective=objective | {"reward_coef": 1.0}))
+    nothing = np.full_like(turn.teacher_logprobs, np.nan)
+    assert rewarded.lacking(replace(turn, teacher_logprobs=nothing, reward=1.0)) is None
 
 
 def teaching(sample: ReadySample, size: int) -> Teaching:
