@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from records.names import DropReason
 from records.reading.summary import VoteSummary
@@ -23,7 +24,7 @@ from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
-from trainer.batch.views import TeachingPlan, teaching_metrics
+from trainer.batch.views import TeachingPlan, TurnView, has_teacher
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected
@@ -263,7 +264,7 @@ def batch_metrics(
         | lesson_metrics(samples, total)
         | {
             "opd/num_eligible_samples": float(total.num_taught_turns),
-            "opd/kd_coef": options.kd_coef,
+            "opd/kd_coef": plan.kd_coef,
             "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
             "guard/nonfinite_tokens": nonfinite,
             "guard/rejected_tokens": total.rejected_tokens,
@@ -276,6 +277,29 @@ def batch_metrics(
             "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
         }
     )
+
+
+def teaching_metrics(
+    samples: Sequence[ReadySample], views: Sequence[TurnView], plan: TeachingPlan
+) -> dict[str, float]:
+    """The share of samples with a teacher, and what turns that chose among hints chose."""
+    taught = sum(has_teacher(sample, plan) for sample in samples)
+    return {"opd/frac_opd_samples": taught / len(samples)} | _hint_choice_metrics(views)
+
+
+def _hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
+    """For turns whose tokens chose among hints: tokens shared with the chosen hint's top-k, and the
+    chosen hint's index, as means over tokens (ALGORITHMS 3.5); empty without any.
+    """
+    choices = [view.choice for view in views if view.choice is not None]
+    if not choices:
+        return {}
+    overlap = torch.cat([one.overlap_T for one in choices]).double()
+    candidates = torch.cat([one.candidates_T for one in choices]).double()
+    return {
+        "opd/sel_overlap_at_k_star": overlap.mean().item(),
+        "opd/sel_k_star_mean": candidates.mean().item(),
+    }
 
 
 def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
