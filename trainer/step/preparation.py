@@ -147,7 +147,7 @@ class BatchPreparation:
         reference: list[Tensor | None] = [None] * len(batches)
         if self._reference is not None:
             start = self._reference.token_logprobs
-            reference = [start(one.ids_BT, one.mask_BT).logprobs_BT for one in batches]
+            reference = [start(batch.ids_BT, batch.mask_BT).logprobs_BT for batch in batches]
         if passes.start_kls:
             start_kls = _start_kls(batches, before, reference)
         if passes.sampling_weights:
