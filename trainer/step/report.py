@@ -32,6 +32,7 @@ from trainer.errors import DistillationOffError
 from trainer.objectives.frame import expected_means
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.policy_gradient import term_ratio
+from trainer.objectives.rollout_correction.settings import health_warnings
 from trainer.step.preparation import PreparedBatch
 
 STATISTIC_KEYS = frozenset(
@@ -79,14 +80,18 @@ def term_ratios(
 class UpdateReport:
     """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
     NaN for a token that did not train. `untrained` gives, by index, why a sample has no such token,
-    unless the reason is a log-prob of the trainer's. `warnings` are those of rollout correction.
+    unless the reason is a log-prob of the trainer's.
     """
 
     skipped: DropReason | None
     metrics: dict[str, float]
     advantages: list[Logprobs]
     untrained: Mapping[int, DropReason] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of rollout correction."""
+        return health_warnings(self.metrics)
 
     def among(self, kept: Sequence[int], samples: Sequence[ReadySample]) -> UpdateReport:
         """This report of the `kept` ones as one of all `samples`: the others' teacher failed."""

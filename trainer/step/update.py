@@ -166,9 +166,8 @@ class Updater:
                 break
             changed = True
         self.optimizer.zero_grad(set_to_none=True)
-        correction = self._correction.report(total.rows)
         # The correction counts non-finite tokens too, but only among those that it compares.
-        metrics = correction.metrics | batch_metrics(
+        metrics = self._correction.report(total.rows).metrics | batch_metrics(
             total, samples, prepared, self.plan, self.config
         )
         metrics |= {
@@ -183,7 +182,6 @@ class Updater:
             metrics=metrics,
             advantages=[total.advantages[index] for index in range(len(samples))],
             untrained=dict.fromkeys(total.rejected_turns, DropReason.ROLLOUT_REJECTED),
-            warnings=correction.warnings,
         )
 
     def _update_without(
