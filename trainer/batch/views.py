@@ -23,7 +23,6 @@ from records.lessons.names import LessonKind
 from records.names import DropReason, SideSource
 from records.types import ReadySample
 from trainer.batch.collate import TurnScores, comparable, score_responses
-from trainer.batch.reward_view import what_rewards_say
 from trainer.model.token_states import LogprobModel
 from trainer.objectives.distributions.overlap_topk import choose_support
 from trainer.objectives.hint_choice import HintChoice, choose_hints, count_overlap, take_chosen
@@ -329,25 +328,19 @@ def view_turns(
     samples: Sequence[ReadySample],
     plan: TeachingPlan,
     student: Sequence[TurnScores] | None,
+    rewarded: Sequence[tuple[float, bool]],
     version_gaps: Sequence[int],
     hold_weight: float,
-    step: int,
-    start_kls: Sequence[float] | None = None,
     sampling: Sequence[Tensor] | None = None,
 ) -> list[TurnView]:
-    """A view of each sample, in order; `version_gaps` are steps between sampling and now,
-    `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
-    `start_kls` are the nats of each sample that a reward is charged for, `sampling` the policy at
-    the weights that sampled each, if asked for.
+    """A view of each sample, in order; `rewarded` is what rewards say of each, `version_gaps` are
+    steps between sampling and now, `hold_weight` is `trainer.lesson_hold_weight`, `sampling` the
+    policy at the weights that sampled each, if asked for.
     """
     views = [
-        view_turn(sample, taught, *rewarded, version_gap, plan.options, hold_weight)
-        for sample, taught, rewarded, version_gap in zip(
-            samples,
-            teach(samples, plan, student),
-            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
-            version_gaps,
-            strict=True,
+        view_turn(sample, taught, *reward, version_gap, plan.options, hold_weight)
+        for sample, taught, reward, version_gap in zip(
+            samples, teach(samples, plan, student), rewarded, version_gaps, strict=True
         )
     ]
     if sampling is None:

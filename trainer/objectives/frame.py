@@ -169,6 +169,7 @@ def objective_loss(
     """
     if settings.beta_kl > 0 and batch.reference_logprobs_BT is None:
         raise ValueError("beta_kl > 0 needs reference log-probs")
+    clip_low, clip_high = _start_clip(options, settings)
     clean, num_nonfinite = select_finite(batch)
     own = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
     weights_BT = reduction_weights(clean, settings.aggregation, counts or own, settings.horizon)
@@ -178,9 +179,8 @@ def objective_loss(
     if options.reward_coef > 0 and not options.is_policy_gradient:
         values["reward_pg_loss"] = _reward_terms(clean, settings)
     if clean.reference_logprobs_BT is not None:
-        low, high = _start_clip(options, settings)
         values["kl_loss"] = kl_to_start(
-            clean, settings.estimator, settings.kl_ratio, clip_low=low, clip_high=high
+            clean, settings.estimator, settings.kl_ratio, clip_low=clip_low, clip_high=clip_high
         )
         values["kl/clamped_frac"] = k3_clamped(
             clean.logprobs_BT.detach(), clean.reference_logprobs_BT

@@ -24,6 +24,7 @@ from trainer.batch.collate import (
     pad_rows,
     score_batches,
 )
+from trainer.batch.reward_view import what_rewards_say
 from trainer.batch.side_sampling import Older, by_sampling_weights
 from trainer.batch.token_batch import BatchContext, Correction
 from trainer.batch.views import TeachingPlan, TurnView, remember_supports, support_ids, view_turns
@@ -41,15 +42,18 @@ from trainer.objectives.policy.policy_gradient import teacher_advantages
 class PreparedBatch(BatchContext):
     """A batch before its first gradient: everything here is detached. `requests` say which tokens
     each micro-batch asks the policy for. `start_kls`: each response's log-prob under the policy
-    minus that under the frozen start, in nats, if rewards are charged for it. `counts` are those
-    that the batch has before guards and rejection.
+    minus that under the frozen start, in nats, if rewards are charged for it. `lost` are the places
+    of samples that the teacher could not score. `counts` are those of the batch before guards and
+    rejection, `tokens_computed` go through the model, padding included.
     """
 
     batches: list[MicroBatch]
     requests: list[TokenRequest]
     reference: list[Tensor | None]
     start_kls: list[float] | None
+    lost: frozenset[int]
     counts: GlobalCounts
+    tokens_computed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,22 +129,20 @@ class BatchPreparation:
         """Micro-batches, and their scores by teacher, reference and the student before the step;
         `step` counts the steps before this one.
         """
-        policy, config, passes = self._policy, self._config, self._passes
+        policy, config, plan, passes = self._policy, self._config, self._plan, self._passes
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
         shares = policy.shares_prefixes
         batches = micro_batches(
             samples,
             merge_turns(samples) if sequences is None else sequences,
             config.micro_batch_tokens,
-            self._plan.device,
+            plan.device,
             # Layers that are computed again keep only inputs, and each row's keys are as large;
             # what was measured for `memory_gb` is a row that shares nothing.
             groups_alike=shares and not policy.recomputes and config.memory_gb is None,
             shares=shares,
         )
-        counts = NO_COUNTS
-        for batch in batches:
-            counts = counts + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
+        tokens_computed = sum(batch.num_tokens for batch in batches)
         before, start_kls, sampling = None, None, None
         if passes.student:
             before = score_batches(policy, batches, top_k=passes.student_top_k)
@@ -154,17 +156,29 @@ class BatchPreparation:
             sampling = self._sampling_logprobs(samples, gaps, before)
         views = view_turns(
             samples,
-            self._plan,
+            plan,
             before,
+            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
             gaps,
             hold_weight=config.lesson_hold_weight,
-            step=step,
-            start_kls=start_kls,
             sampling=sampling,
         )
+        lost = frozenset(index for index, view in enumerate(views) if view.lacks_scores)
+        supports = None if plan.support == "none" else support_ids(views)
         if passes.supports:
-            scores = score_batches(policy, batches, support_ids=support_ids(views))
+            scores = score_batches(policy, batches, support_ids=supports)
             views = remember_supports(views, scores)
+        requests = [
+            TokenRequest(
+                support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
+                top_k=passes.report_top_k,
+                entropy_gradient=config.beta_entropy != 0,
+            )
+            for batch in batches
+        ]
+        counts = NO_COUNTS
+        for batch in batches:
+            counts = counts + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
         whole, statistics = None, NO_STATISTICS
         if self._correction.needs_whole_batch:
             whole = self._correction.whole_batch(views, before)
@@ -172,30 +186,18 @@ class BatchPreparation:
             statistics = batch_statistics(config.objective, views, before)
         return PreparedBatch(
             batches=batches,
-            requests=self._requests(batches, views),
+            requests=requests,
             views=views,
+            lost=lost,
             before=before,
             reference=reference,
             start_kls=start_kls,
             counts=counts,
+            tokens_computed=tokens_computed,
             correction=self._correction,
             whole=whole,
             statistics=statistics,
         )
-
-    def _requests(
-        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
-    ) -> list[TokenRequest]:
-        """What each micro-batch asks the policy for in the step's own pass."""
-        ids = None if self._plan.support == "none" else support_ids(views)
-        return [
-            TokenRequest(
-                support_ids_BTK=None if ids is None else batch.spread(ids, fill=0),
-                top_k=self._passes.report_top_k,
-                entropy_gradient=self._config.beta_entropy != 0,
-            )
-            for batch in batches
-        ]
 
     def _sampling_logprobs(
         self,

@@ -19,7 +19,7 @@ from records.names import DropReason
 from records.reading.summary import VoteSummary
 from records.turns.recording import RecordingKind
 from records.types import Logprobs, ReadySample, SampleResult
-from rollout_bridge.rehearsal.kinds import counts_by_kind, kind_of
+from rollout_bridge.rehearsal.kinds import LIVE, counts_by_kind
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import reward_facts, reward_metrics
@@ -174,9 +174,10 @@ def step_metrics(
     }
 
 
-def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
-    """How many turns of a batch came from each source, and how many samples, lessons included, have
-    tokens of a version that is not in the `chain` of surviving ones.
+def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, float]:
+    """How many turns of a batch came from each source, how many lessons there are of each kind and
+    of each hint, and how many samples, lessons included, have tokens of a version that is not in
+    the `chain` of surviving ones.
     """
     alive = set(chain)
     lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
@@ -188,6 +189,7 @@ def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict
         "turns/resampled": kinds[RecordingKind.RESAMPLED],
         "turns/again": sum(one.times_trained > 0 for one in turns),
         "guard/abandoned_turns": len(lost),
+        **counts_by_kind(samples),
     }
 
 
@@ -253,20 +255,17 @@ def batch_metrics(
     plan: TeachingPlan,
     config: TrainerConfig,
 ) -> dict[str, float]:
-    """Statistics of a pass over `samples`, and counts of what they were."""
+    """What a pass over `samples` was made of, next to its statistics."""
     tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
-    batches, options = prepared.batches, config.objective
-    compared = reward_facts(samples, prepared.start_kls)
-    facts = reward_metrics(compared, options)
+    options = config.objective
+    facts = term_ratios(total.reduced, options, config.beta_kl)
     if isinstance(options, HindsightOpd) and options.normalise:
         facts["opd/unnormalised_tokens"] = total.unnormalised
-    ratios = term_ratios(total.reduced, options, config.beta_kl)
     return (
-        total.statistics()
-        | facts
-        | ratios
+        facts
         | teaching_metrics(samples, prepared.views, plan)
-        | lesson_metrics(samples, total)
+        | lesson_gaps(samples, total)
+        | reward_metrics(reward_facts(samples, prepared.start_kls), options)
         | {
             "opd/num_eligible_samples": float(total.num_taught_turns),
             "opd/kd_coef": plan.kd_coef,
@@ -278,8 +277,8 @@ def batch_metrics(
             "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
             "turns": float(len(samples)),
             "tokens": tokens,
-            "sequences": float(sum(len(batch.sequences) for batch in batches)),
-            "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
+            "sequences": float(sum(len(batch.sequences) for batch in prepared.batches)),
+            "tokens_computed": float(prepared.tokens_computed),
         }
     )
 
@@ -317,16 +316,15 @@ def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
         raise DistillationOffError("samples are eligible, but no token has a teacher's score")
 
 
-def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
-    """For a batch with lessons: how many of each kind and of each hint, and by kind the mean
-    |teacher - student| of the tokens that have a teacher, in nats. Empty for a batch without
-    lessons.
+def lesson_gaps(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
+    """For a batch with lessons by kind the mean |teacher - student| of the tokens that have a
+    teacher, in nats. Empty for a batch without lessons.
     """
     if all(sample.lesson is None for sample in samples):
         return {}
     places: dict[str, list[int]] = {}
     for place, sample in enumerate(samples):
-        places.setdefault(kind_of(sample), []).append(place)
-    counts = counts_by_kind(samples)
+        kind = LIVE if sample.lesson is None else sample.lesson.value
+        places.setdefault(kind, []).append(place)
     gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
-    return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
+    return {name: gap for name, gap in gaps.items() if not math.isnan(gap)}

@@ -154,9 +154,8 @@ class Updater:
         started = time.perf_counter()
         lr = self._set_learning_rate(rate * learning_rate_at(step, self.config))
         prepared = self.preparation.prepare(samples, version_gaps, sequences, step)
-        lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
-        if lost:
-            return self._update_without(lost, samples, step, version_gaps, rate)
+        if prepared.lost:
+            return self._update_without(prepared.lost, samples, step, version_gaps, rate)
         looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
         for _ in range(self.config.epochs_per_batch):
@@ -166,10 +165,9 @@ class Updater:
                 break
             changed = True
         self.optimizer.zero_grad(set_to_none=True)
+        metrics = total.statistics() | self._correction.report(total.rows).metrics
         # The correction counts non-finite tokens too, but only among those that it compares.
-        metrics = self._correction.report(total.rows).metrics | batch_metrics(
-            total, samples, prepared, self.plan, self.config
-        )
+        metrics |= batch_metrics(total, samples, prepared, self.plan, self.config)
         metrics |= {
             "lr": lr,
             "grad_norm": grad_norm,

@@ -29,6 +29,7 @@ from trainer.objectives.rollout_correction.ratios import (
     effective_share,
     fraction,
     mean,
+    numbers,
     ratio_metrics,
     sequence_ratios,
     spread,
@@ -41,7 +42,6 @@ from trainer.objectives.rollout_correction.rejection import (
 )
 from trainer.objectives.rollout_correction.settings import (
     MODES,
-    Level,
     RolloutCorrectionSettings,
     health_warnings,
 )
@@ -100,8 +100,10 @@ def correct_rollout(
     is_fresh_BT = selection.compared_BT if fresh_BT is None else fresh_BT > 0
     after_tool_N = None if after_tool_BT is None else after_tool_BT[selection.compared_BT] > 0
     metrics = comparison_metrics(tokens, is_fresh_BT[selection.compared_BT], after_tool_N)
-    weights_BT, weight_report = weigh(tokens, selection, after_tool_N, settings)
-    metrics |= weight_report
+    raw = None
+    if settings.importance_level is not None:
+        by_token = settings.importance_level == "token"
+        raw = token_ratios(tokens) if by_token else sequence_ratios(tokens)
     catastrophic = veto(train_logprobs_BT, rollout_logprobs_BT, selection, settings.veto_threshold)
     keep_BT = selection.usable_BT & ~at_tokens(catastrophic.sequences_S, selection.sequences_BT)
     if settings.rejections:
@@ -112,6 +114,10 @@ def correct_rollout(
         keep_BT &= ~rejected_tokens(rejections, tokens, selection)
         metrics |= rejection_metrics(rejections, tokens)
     metrics |= _guard_metrics(selection, keep_BT)
+    weights_BT = None
+    if raw is not None:
+        weights_BT, weight_metrics = weigh(raw, tokens, selection, after_tool_N, settings)
+        metrics |= weight_metrics
     metrics[PREFIX + "rollout_is_veto_fraction"] = fraction(catastrophic.sequences_S)
     metrics[PREFIX + "rollout_is_catastrophic_token_fraction"] = fraction(
         catastrophic.tokens_BT[selection.active_BT]
@@ -119,7 +125,7 @@ def correct_rollout(
     return CorrectionResult(
         weights_BT=weights_BT,
         mask_BT=torch.where(keep_BT, mask_BT, torch.zeros_like(mask_BT)),
-        metrics=_numbers(metrics),
+        metrics=numbers(metrics),
     )
 
 
@@ -142,15 +148,6 @@ def _empty(mask_BT: Tensor, settings: RolloutCorrectionSettings) -> CorrectionRe
         mask_BT=torch.zeros_like(mask_BT),
         metrics={"guard/empty_batch": 1.0},
     )
-
-
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    """All values at once: one synchronisation with the device."""
-    device = next(iter(metrics.values())).device
-    stacked = torch.stack(
-        [value.to(device=device, dtype=torch.float64) for value in metrics.values()]
-    )
-    return dict(zip(metrics, stacked.tolist(), strict=True))
 
 
 def _check_shapes(train_logprobs_BT: Tensor, others: dict[str, Tensor | None]) -> None:
@@ -196,15 +193,13 @@ def veto(
 
 
 def weigh(
+    raw: Ratios,
     tokens: ComparedTokens,
     selection: TokenSelection,
     after_tool_N: Tensor | None,
     settings: RolloutCorrectionSettings,
 ) -> tuple[Tensor | None, Metrics]:
-    """Weights [B, T] if the mode applies them, and their metrics in any case."""
-    if settings.importance_level is None:
-        return None, {}
-    raw = _raw_ratios(tokens, settings.importance_level)
+    """Weights [B, T] from `raw` ratios if the mode applies them, and their metrics in any case."""
     applied = _applied_weights(raw, tokens, settings, after_tool_N)
     metrics = _weight_metrics(raw, applied, tokens, settings)
     if settings.post_tool_upper is not None and after_tool_N is not None:
@@ -220,11 +215,6 @@ def weigh(
     weights_BT = selection.usable_BT.to(weight_N.dtype)
     weights_BT[selection.compared_BT] = weight_N
     return weights_BT, metrics
-
-
-def _raw_ratios(tokens: ComparedTokens, level: Level) -> Ratios:
-    """The ratios that weights of this level begin with."""
-    return token_ratios(tokens) if level == "token" else sequence_ratios(tokens)
 
 
 def _applied_weights(
@@ -249,7 +239,7 @@ def _applied_weights(
         return torch.where(inside, ratio, torch.zeros_like(ratio))
 
     weight_N = apply(raw.token_N, upper_N)
-    if raw.by_sequence:
+    if raw.log_S is not None:
         return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S, upper_S), log_S=raw.log_S)
     return Ratios(token_N=weight_N, sequence_S=tokens.mean_by_sequence(weight_N), log_S=None)
 
@@ -267,7 +257,7 @@ def _upper_bounds(
         return upper_N, upper_S
     upper_N[after_tool_N] = settings.post_tool_upper
     upper_S[tokens.sequence_N[after_tool_N]] = settings.post_tool_upper
-    return (upper_S[tokens.sequence_N] if raw.by_sequence else upper_N), upper_S
+    return (upper_S[tokens.sequence_N] if raw.log_S is not None else upper_N), upper_S
 
 
 def _batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:
@@ -276,7 +266,8 @@ def _batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:
     1 where the mean is not above 1e-8, NaN where there are no weights. The batch is the one given
     here, so it has to be the global one.
     """
-    values = tokens.present(weights.sequence_S) if weights.by_sequence else weights.token_N
+    is_shared = weights.log_S is not None
+    values = tokens.present(weights.sequence_S) if is_shared else weights.token_N
     factor = mean(values)
     return torch.where(factor <= _SMALLEST_MEAN, torch.ones_like(factor), factor)
 

@@ -159,17 +159,13 @@ def _number_sequences(active_BT: Tensor, turn_ids_BT: Tensor | None) -> tuple[Te
 class Ratios:
     """Ratios as each token [N] and as each sequence [S] sees them.
 
-    `by_sequence`: all tokens of a sequence share one ratio, and `log_S` is its logarithm, not
-    clamped. Otherwise `sequence_S` is the mean of a sequence's ratios and `log_S` None.
+    Either all tokens of a sequence share one ratio, and `log_S` is its logarithm, not clamped; or
+    `sequence_S` is the mean of a sequence's ratios and `log_S` None.
     """
 
     token_N: Tensor
     sequence_S: Tensor
     log_S: Tensor | None
-
-    @property
-    def by_sequence(self) -> bool:
-        return self.log_S is not None
 
 
 def clamped_exp(log_ratio: Tensor) -> Tensor:
@@ -188,6 +184,15 @@ def sequence_ratios(tokens: ComparedTokens, *, geometric: bool = False) -> Ratio
     log_S = (tokens.mean_by_sequence if geometric else tokens.sum_by_sequence)(tokens.log_ratio_N)
     ratio_S = clamped_exp(log_S)
     return Ratios(token_N=ratio_S[tokens.sequence_N], sequence_S=ratio_S, log_S=log_S)
+
+
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """All values at once: one synchronisation with the device."""
+    device = next(iter(metrics.values())).device
+    stacked = torch.stack(
+        [value.to(device=device, dtype=torch.float64) for value in metrics.values()]
+    )
+    return dict(zip(metrics, stacked.tolist(), strict=True))
 
 
 def mean(values: Tensor) -> Tensor:
