@@ -54,7 +54,7 @@ from records.errors import StoreError
 from records.keys import Keys
 from records.messages import path_ids
 from records.names import Consent, TurnType
-from records.reading.explaining import Limits as WaitingLimits
+from records.reading.waiting_limits import WaitingLimits
 from records.store import Store
 from records.types import Ids
 from rollout_bridge.config import TeacherRoutes

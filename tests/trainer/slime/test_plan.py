@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
-from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample, Teaching
 from tests.trainer.tiny import conversation
 from trainer.batch.views import TeachingPlan, unteachable

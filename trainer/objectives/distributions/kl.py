@@ -69,13 +69,12 @@ def kl_estimate(
     """
     if isinstance(estimator, str):
         estimator = canonical_kl_name(estimator)
-    base, straight_through = estimator
-    value = _base_estimate(base, logprobs, other_logprobs)
+    value = _base_estimate(estimator.base, logprobs, other_logprobs)
     if importance_ratio is not None:
         value = value * importance_ratio
-    if base == "k3":
+    if estimator.base == "k3":
         value = torch.clamp(value, -K3_LIMIT, K3_LIMIT)
-    if not straight_through:
+    if not estimator.straight_through:
         return value
     surrogate = 0.5 * (logprobs - other_logprobs).square()
     if importance_ratio is not None:
@@ -156,7 +155,7 @@ def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
     """The estimator of KL(student || teacher) on the sampled token (ALGORITHMS 2.1, 2.4)."""
     value_BT = kl_estimate(options.estimator, batch.logprobs_BT, batch.teacher_logprobs_BT)
     means = {"opd/abs_loss": value_BT.abs()}
-    if canonical_kl_name(options.estimator)[0] == "k3":
+    if canonical_kl_name(options.estimator).base == "k3":
         means["opd/k3_clamped_frac"] = k3_clamped(
             batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
         )
