@@ -19,6 +19,7 @@ from api_proxy.access.gate import Gate, is_page
 from api_proxy.access.keyring import KeyRing
 from api_proxy.access.logins import Logins
 from api_proxy.config import ProxyConfig
+from api_proxy.deps import ProxyDeps
 from api_proxy.messages_api.errors import refusal as messages_refusal
 from api_proxy.messages_api.routes import messages
 from api_proxy.messages_api.routes import router as messages_router
@@ -35,7 +36,7 @@ from api_proxy.routes.model_list import router as models_router
 from api_proxy.routes.routes import chat_completions, router
 from api_proxy.routes.text_api import completions
 from api_proxy.server.edge import Edge
-from api_proxy.turns import ProxyDeps, TurnService
+from api_proxy.turns import TurnService
 from records.care.housekeeping import Housekeeping
 
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")

@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -25,16 +22,15 @@ from api_proxy.access.hold import GenerationHold
 from api_proxy.access.limits import Limits
 from api_proxy.access.places import Places
 from api_proxy.access.request_limits import RequestLimits
-from api_proxy.config import ProxyConfig
+from api_proxy.deps import ProxyDeps
 from api_proxy.errors import ApiError, invalid, too_long_to_record, unsupported
-from api_proxy.generation import GeneratingEngine, Rollout, SeenVersion
+from api_proxy.generation import Rollout, SeenVersion
 from api_proxy.linking.lineage import Lineage, LineageFinder
 from api_proxy.linking.linking import Link
 from api_proxy.linking.sessions import Sessions
 from api_proxy.linking.side_turns import Kind, kind_of, rules_of
 from api_proxy.linking.tokens import Prompt, PromptBuilder, TokenCache
 from api_proxy.linking.workers import Workers
-from api_proxy.measured import Curves, HintVersion
 from api_proxy.metrics import ProxyMetrics
 from api_proxy.recording.drop_watch import DropWatch
 from api_proxy.recording.recorder import TurnRecorder
@@ -48,55 +44,17 @@ from api_proxy.request.completion import Completion
 from api_proxy.request.forcing import Constraint, ReplyShaper
 from api_proxy.request.sampling import reply_budget, sampling_params
 from api_proxy.server.worker_metrics import WorkerMetrics
-from api_proxy.sharing.sharing import Sharing
 from api_proxy.turn import Assembler, Turn
 from records.errors import StoreError
 from records.keys import Keys
 from records.messages import path_ids
 from records.names import Consent, TurnType
-from records.reading.explaining import Limits as WaitingLimits
-from records.store import Store
 from records.types import Ids
-from rollout_bridge.config import TeacherRoutes
 from rollout_bridge.engine.errors import EngineError
-from rollout_bridge.engine.hold_file import HoldFile
-from rollout_bridge.engine.types import PauseMode, SamplingParams
-from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.engine.types import SamplingParams
 from rollout_bridge.rendering.template_errors import Unrenderable
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyDeps:
-    """What the proxy depends on. `clock` gives unix seconds; `pause_mode` is how the trainer
-    changes the engine's weights; in `metrics_folder`, other processes of the run write their
-    metrics; `hold` is where the trainer's schedule may hold generation, None where it never does.
-    `waiting` is what turns wait for; None: only the idle timeout is known. `routes` choose teachers
-    for turns. `hint_versions` reads, in a thread, what was measured for a hint; None: not known
-    here. `teacher` answers hinted prompts when a page asks for it; None: it cannot be asked.
-    `run_status` reads the status of the whole run, as `opd status --json` prints it; None: not
-    known here. `curves` is what this run and others measured step by step, and `why_stopped` reads,
-    in a thread, why training has stopped, None while it goes on. `sharing` is what this process has
-    in common with the other workers of its endpoint.
-    """
-
-    store: Store
-    engine: GeneratingEngine
-    rendering: Rendering
-    config: ProxyConfig
-    clock: Callable[[], float] = time.time
-    pause_mode: PauseMode = "retract"
-    metrics_folder: Path | None = None
-    hold: HoldFile | None = None
-    waiting: WaitingLimits | None = None
-    routes: TeacherRoutes = field(default_factory=TeacherRoutes)
-    hint_versions: Callable[[str], list[HintVersion]] | None = None
-    teacher: GeneratingEngine | None = None
-    run_status: Callable[[], Awaitable[dict[str, Any]]] | None = None
-    curves: Curves | None = None
-    why_stopped: Callable[[], str | None] | None = None
-    sharing: Sharing = field(default_factory=Sharing.alone)
 
 
 @dataclass(frozen=True, slots=True)

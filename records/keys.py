@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from records.errors import UnknownKey
 from records.names import Consent
 from records.store import Store
-from records.tables.models import KeyEventRow, KeyRow, KeyUsageRow
+from records.tables.key_rows import KeyEventRow, KeyRow, KeyUsageRow
 from records.tables.sql import insert_missing, table_of
 
 KEY = re.compile(r"opd_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")

@@ -18,8 +18,8 @@ from pydantic import (
 )
 
 from records.names import SideSource
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
-from records.training.prompt_history import HistoryWindow
 from records.training.share import LessonShares, Share
 from rollout_bridge.engine.hold_file import HoldRules
 from trainer.config_checks import check_combination, check_schedule, repeats_problem

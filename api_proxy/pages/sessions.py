@@ -22,7 +22,8 @@ from records.messages import Message, content_text
 from records.names import DropReason, TurnState
 from records.reading.browsing import ListedSession, Place, Said, Wanted
 from records.reading.diagnosis import SessionFacts, TurnFacts
-from records.reading.explaining import Limits, explain
+from records.reading.explaining import explain
+from records.reading.waiting_limits import WaitingLimits
 from records.search.words import Excerpt, phrases_of
 
 router = APIRouter()
@@ -220,7 +221,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
 
 def explained(service: TurnService, session: SessionFacts, turn: TurnFacts) -> dict[str, Any]:
     """A turn's state and the reason, as `doctor` shows it."""
-    limits = service.deps.waiting or Limits(
+    limits = service.deps.waiting or WaitingLimits(
         batch_size=None, idle_timeout_s=service.config.idle_timeout_s, hint_wait_s=None
     )
     found = asdict(explain(turn, session, None, limits, service.deps.clock()))

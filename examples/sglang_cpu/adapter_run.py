@@ -24,7 +24,7 @@ from benchmarks.real_model.wishes import WISHES
 from examples.sglang_cpu.server import ROOT, sglang_servers
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile, ServedVersion
-from trainer.step.loop import CALIBRATION_FILE
+from trainer.calibration.calibrate_run import CALIBRATION_FILE
 
 CONFIG = ROOT / "configs" / "one_gpu.toml"
 SEED = 0

@@ -22,7 +22,7 @@ from trainer.config import TrainerConfig
 from trainer.errors import StartupError
 from trainer.model.model_config import has_experts
 from trainer.objectives.options import HindsightOpd
-from trainer.objectives.rollout_correction.settings import health_warnings
+from trainer.objectives.rollout_correction.settings import MODES, health_warnings
 
 SAME_ARITHMETIC = 1e-3
 """Trainer and engine count as equal up to this difference, in nats per token."""
@@ -238,7 +238,7 @@ def _may_bound_tools(trainer: TrainerConfig) -> bool:
     settings = trainer.correction.settings()
     return (
         settings.importance_level is not None
-        and settings.traits.applies_weights
+        and MODES[settings.mode].applies_weights
         and settings.post_tool_upper is None
         and trainer.correction.preset is None
         and not settings.is_mask_mode

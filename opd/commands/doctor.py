@@ -19,7 +19,8 @@ from opd.run.recorded_run import load_recorded
 from records.messages import EchoChange
 from records.names import DropReason, FeedbackOutcome
 from records.reading.diagnosis import RunFacts, SessionFacts, VoteFacts
-from records.reading.explaining import Limits, explain
+from records.reading.explaining import explain
+from records.reading.waiting_limits import WaitingLimits
 from records.store import Store
 from trainer.errors import StartupError
 
@@ -49,7 +50,9 @@ def diagnose(config_file: Path, session: str) -> list[dict[str, Any]]:
     return reports
 
 
-def _report(session: SessionFacts, run: RunFacts, limits: Limits, now: float) -> dict[str, Any]:
+def _report(
+    session: SessionFacts, run: RunFacts, limits: WaitingLimits, now: float
+) -> dict[str, Any]:
     return {
         "session_id": session.session_id,
         "name": session.name,

@@ -25,7 +25,7 @@ from opd.guard.config import GuardConfig
 from opd.replay.config import ReplayConfig, check_resampling
 from opd.run.checks import check_rehearsal, check_run
 from records.config import StoreConfig
-from records.reading.explaining import Limits
+from records.reading.waiting_limits import WaitingLimits
 from rollout_bridge.config import RendererConfig, ScoringConfig
 from rollout_bridge.embedded.config import EmbeddedEngineConfig
 from rollout_bridge.engine.config import EngineClientConfig
@@ -200,9 +200,9 @@ class RunConfig(BaseModel):
         )
 
     @property
-    def waiting(self) -> Limits:
+    def waiting(self) -> WaitingLimits:
         """What turns wait for, and how long, to explain it to users."""
-        return Limits(
+        return WaitingLimits(
             batch_size=self.trainer.rollout_batch_size,
             idle_timeout_s=self.proxy.idle_timeout_s,
             hint_wait_s=self.trainer.hint_wait_s if self.rehearsal.enabled else None,

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, exists, func, or_, select, text, upda
 from sqlalchemy.orm import aliased
 
 from records.care.lineage import Reason, fed_from, lineage, note_deletions, settle
+from records.care.rows import DeletionRow
 from records.hints.memory import forget_turns
 from records.lessons import forgetting
 from records.names import DropReason, TurnState
@@ -22,7 +23,6 @@ from records.outcomes.rows import OutcomeRow, TurnValueRow
 from records.search.indexing import forget_texts
 from records.tables.loading import load_tokens
 from records.tables.models import (
-    DeletionRow,
     ExpertsRow,
     FeedbackRow,
     NodeRow,

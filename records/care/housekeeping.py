@@ -17,11 +17,12 @@ from records.care import deletion
 from records.care import lineage as of_sessions
 from records.care.deletion import Deleted
 from records.care.lineage import DeletedSession, Reason
+from records.care.rows import BackupRow, DeletionRow
 from records.lessons import steps
 from records.names import TurnState
 from records.search.indexing import shrink_op
 from records.store import Store
-from records.tables.models import BackupRow, DeletionRow, PolicyVersionRow, TurnRow
+from records.tables.models import PolicyVersionRow, TurnRow
 from records.tables.sql import table_of
 from records.types import PolicyVersion
 

@@ -17,6 +17,7 @@ from typing import Literal
 from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.orm import aliased
 
+from records.care.rows import DeletionRow
 from records.hints.ending import versions_of_lessons
 from records.hints.rows import HintRow, HintSourceRow
 from records.lessons import forgetting
@@ -24,7 +25,7 @@ from records.lessons.names import LessonState
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.messages import Message, fingerprint
 from records.tables.loading import load_turns
-from records.tables.models import DeletionRow, SampleRow, SessionRow, TurnRow
+from records.tables.models import SampleRow, SessionRow, TurnRow
 from records.tables.sql import chunks
 
 Reason = Literal["forget", "retention"]

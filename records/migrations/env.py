@@ -5,6 +5,7 @@ from __future__ import annotations
 from alembic import context
 
 from records.hints import rows as _hints  # noqa: F401  its tables
+from records.tables import key_rows as _keys  # noqa: F401  its tables
 from records.tables.models import Base
 
 context.configure(

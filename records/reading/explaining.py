@@ -11,21 +11,9 @@ from records.names import DropReason, TurnState
 from records.privacy.findings import DIGEST
 from records.reading.diagnosis import RunFacts, SessionFacts, TurnFacts
 from records.reading.drop_words import DROP_WORDS, side_words
+from records.reading.waiting_limits import WaitingLimits
 
 Status = Literal["trained", "waiting", "dropped"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What the run's configuration sets for waiting."""
-
-    batch_size: int | None
-    """None: not known here."""
-    idle_timeout_s: float
-    hint_wait_s: float | None
-    """None: hints are not rehearsed, and no turn waits for its hint."""
-    outcome_wait_s: float | None = None
-    """None: rewards do not use outcomes, and no turn waits for its session's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +47,7 @@ class Explanation:
 
 
 def explain(
-    turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: Limits, now: float
+    turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: WaitingLimits, now: float
 ) -> Explanation:
     """Why a turn is where it is. Without `run`, nothing is said about the run's other turns."""
     status: Status = "waiting"
@@ -114,7 +102,7 @@ def explain(
 
 
 def _waiting(
-    turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: Limits, now: float
+    turn: TurnFacts, session: SessionFacts, run: RunFacts | None, limits: WaitingLimits, now: float
 ) -> tuple[str, str]:
     """What a turn waits for, in one word and in a sentence."""
     is_held = turn.claim_until is not None and turn.claim_until >= now
@@ -151,7 +139,9 @@ def _waiting(
     return "lease", f"a step is being taken on it: leased by {turn.claim_owner}{held}"
 
 
-def _outcome_wait(turn: TurnFacts, session: SessionFacts, limits: Limits, now: float) -> str | None:
+def _outcome_wait(
+    turn: TurnFacts, session: SessionFacts, limits: WaitingLimits, now: float
+) -> str | None:
     """The words for a ready turn that waits for its session's outcome; None: it does not."""
     known = session.outcome
     if limits.outcome_wait_s is None or (

@@ -10,8 +10,8 @@ from records.queue import freshness
 from records.queue.freshness import Untrained
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards, rewarded
-from records.training.prompt_history import HistoryWindow
 from records.training.reconcile import Chain, ReconcileReport
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.types import PolicyVersion, ReadySample, SampleResult

@@ -1,4 +1,6 @@
-"""The tables. ORM rows never leave this package: the store gives and takes `records.types`.
+"""The tables of sessions and turns, and of policy versions. ORM rows never leave `records`: the
+store gives and takes `records.types`. The tables of hints, lessons, outcomes, keys and deletions
+are in `rows.py` of their packages, and in key_rows.py.
 
 A turn's state (hot, rewritten at each transition) and its tokens (cold, written once) are in
 different tables: SQLite rewrites a whole row, blobs included, when any of its columns changes.
@@ -24,7 +26,6 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from records.names import (
-    Consent,
     DropReason,
     FeedbackOutcome,
     HintRejection,
@@ -395,71 +396,6 @@ class FeedbackRow(Base):
         Index(None, "turn_id"),
         Index(None, "scope", "external_id", unique=True),
     )
-
-
-class DeletionRow(Base):
-    """A session that was deleted: nothing of it is written again. `reason`: forget or retention.
-
-    `versions` were trained on it; for this and the other two columns see `records.care.lineage`.
-    """
-
-    __tablename__ = "deletions"
-    session_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    deleted_at: Mapped[float] = mapped_column(Double)
-    reason: Mapped[str] = mapped_column(Text)
-    versions: Mapped[list[int] | None] = mapped_column(JsonText)
-    pending_lessons: Mapped[list[str] | None] = mapped_column(JsonText)
-    name_digests: Mapped[list[str] | None] = mapped_column(JsonText)
-
-
-class BackupRow(Base):
-    """A backup that was taken, so that it can be named when something in it is to be forgotten."""
-
-    __tablename__ = "backups"
-    backup_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    location: Mapped[str] = mapped_column(CleanText)
-    created_at: Mapped[float] = mapped_column(Double)
-
-
-class KeyRow(Base):
-    """An API key, without its secret; see `records.keys.ApiKey`."""
-
-    __tablename__ = "api_keys"
-    key_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    name: Mapped[str] = mapped_column(CleanText)
-    tenant: Mapped[str] = mapped_column(CleanText)
-    is_admin: Mapped[bool]
-    consent: Mapped[Consent] = mapped_column(enum_column(Consent))
-    secret_hash: Mapped[bytes] = mapped_column(LargeBinary)
-    created_at: Mapped[float] = mapped_column(Double)
-    rotated_at: Mapped[float | None] = mapped_column(Double)
-    revoked_at: Mapped[float | None] = mapped_column(Double)
-    old_hash: Mapped[bytes | None] = mapped_column(LargeBinary)
-    old_until: Mapped[float | None] = mapped_column(Double)
-    requests_per_minute: Mapped[int | None] = mapped_column(BigInteger)
-    tokens_per_minute: Mapped[int | None] = mapped_column(BigInteger)
-    tokens_per_day: Mapped[int | None] = mapped_column(BigInteger)
-    max_concurrent: Mapped[int | None] = mapped_column(BigInteger)
-
-
-class KeyEventRow(Base):
-    """What was done to an API key, when and by whom."""
-
-    __tablename__ = "key_events"
-    number: Mapped[int] = mapped_column(primary_key=True)
-    key_id: Mapped[str] = mapped_column(Text)
-    action: Mapped[str] = mapped_column(Text)
-    actor: Mapped[str] = mapped_column(CleanText)
-    at: Mapped[float] = mapped_column(Double)
-
-
-class KeyUsageRow(Base):
-    """Tokens that a key used on a day; days are counted since 1970-01-01 (UTC)."""
-
-    __tablename__ = "key_usage"
-    key_id: Mapped[str] = mapped_column(Text, primary_key=True)
-    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-    num_tokens: Mapped[int] = mapped_column(BigInteger)
 
 
 class PolicyVersionRow(Base):

@@ -7,7 +7,6 @@ the policy's earlier answers to it, in the turn's own scope. It only reads.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, select
@@ -16,6 +15,7 @@ from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
 from records.training.equal_prompts import EqualPrompt
+from records.training.history_window import HistoryWindow
 from records.types import PastAnswer, PromptHistory
 
 MOST = 256
@@ -29,22 +29,6 @@ _COMPARABLE = (
     TurnRow.distribution_modified.is_(None),
     ~IS_HELD_OUT,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryWindow:
-    """What to read in addition to a batch: answers sampled at most `versions` versions before the
-    newest of the batch and, with `first`, the first answers to each prompt, however old. With
-    `sessions`, also outcomes of earlier sessions that began with the same prompt. With `values`,
-    what turns were worth, of the batch's and of these sessions. With `outcomes`, only answers whose
-    sessions have an outcome, because rewards are then made from it.
-    """
-
-    versions: int
-    first: bool = False
-    sessions: bool = False
-    outcomes: bool = False
-    values: bool = False
 
 
 def load_histories(

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from records.errors import StoreUnavailable
 from records.store import Store
+from rollout_bridge.slime.patience import patiently
 from rollout_bridge.slime.probe_scores import score_probes
 from rollout_bridge.slime.probes import Probe
 from rollout_bridge.slime.settings import SlimeSettings
@@ -87,19 +88,7 @@ class TurnHost:
         self._holding = asyncio.create_task(source.hold())
 
     async def _open_store(self) -> Store:
-        handover = self._settings.handover
-        started = time.monotonic()
-        while True:
-            try:
-                return await Store.open(self._settings.store)
-            except StoreUnavailable as error:
-                silent_s = time.monotonic() - started
-                if silent_s >= handover.store_patience_s:
-                    raise StoreUnavailable(
-                        f"the store has not answered for {silent_s:.0f} s: {error}"
-                    ) from error
-                logger.warning("waiting for the store (%.0f s so far): %s", silent_s, error)
-                await asyncio.sleep(handover.poll_interval_s)
+        return await patiently(self._settings.handover, lambda: Store.open(self._settings.store))
 
     async def _close(self) -> None:
         await self._stop_holding()

@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from records.names import DropReason, SideSource
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeReward, OutcomeRewards
-from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample
 
 

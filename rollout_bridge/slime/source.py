@@ -14,9 +14,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -42,13 +41,12 @@ from rollout_bridge.slime.handovers import (
     weight_start_version,
 )
 from rollout_bridge.slime.leases import HeldSteps
+from rollout_bridge.slime.patience import patiently, wait_for_store
 from rollout_bridge.slime.settings import SlimeConfigError, SlimeSettings
 from rollout_bridge.stop_order import goes_back, why_stopped
 from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _CLOCK_SKEW_S = 300.0
 """By how much the clocks of a run's hosts may differ."""
@@ -87,7 +85,7 @@ class TurnSource:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
-        self._settings = settings
+        self._settings, self._handover = settings, settings.handover
         self._log = HandoverLog(settings.run_folder)
         self._needs_experts = needs_experts
         self._clock = clock
@@ -135,7 +133,7 @@ class TurnSource:
         """
         first = self._settings.first_version
         folder = self._settings.run_folder
-        used = await self._patiently(lambda: weight_start_version(self._store, folder))
+        used = await patiently(self._handover, lambda: weight_start_version(self._store, folder))
         if first <= used:
             raise SlimeConfigError(
                 f"update_weight_start_version = {first - 1} would repeat labels of older weights: "
@@ -159,7 +157,7 @@ class TurnSource:
         chain.append(start)
         links = [(self._policy_version(record), record.turn_ids) for record in chain]
         lessons = [(self._policy_version(record), record.lesson_ids) for record in chain]
-        report = await self._patiently(lambda: self._store.reconcile(links, lessons))
+        report = await patiently(self._handover, lambda: self._store.reconcile(links, lessons))
         await asyncio.to_thread(self._log.write, start)
         self._tip, self._steps = start, step_versions(chain)
         self._resumed_at = self._clock()
@@ -193,7 +191,7 @@ class TurnSource:
         """
         # train.py asks for a batch once the engines have the weights of the one before it.
         self._holds.step_ended(self.version)
-        await self._patiently(lambda: self._held.served(rollout_id - 1))
+        await patiently(self._handover, lambda: self._held.served(rollout_id - 1))
         started = time.monotonic()
         owner = f"{self._job}-{rollout_id}-{self.version + 1}"
         tally = _Tally()
@@ -225,27 +223,8 @@ class TurnSource:
         """
         await all_or_none([self._held.keep(), self._holds.watch()])
 
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """The answer of the store, which may be down for `store_patience_s`."""
-        started = time.monotonic()
-        while True:
-            try:
-                return await ask()
-            except StoreUnavailable as error:
-                await self._wait_for_store(time.monotonic() - started, error)
-
-    async def _wait_for_store(self, silent_s: float, error: StoreUnavailable) -> None:
-        """Pause; raises StoreUnavailable when it has been silent for too long."""
-        handover = self._settings.handover
-        if silent_s >= handover.store_patience_s:
-            raise StoreUnavailable(
-                f"the store has not answered for {silent_s:.0f} s: {error}"
-            ) from error
-        logger.warning("waiting for the store (%.0f s so far): %s", silent_s, error)
-        await asyncio.sleep(handover.poll_interval_s)
-
     async def _gather(self, owner: str, started: float, tally: _Tally) -> list[ReadySample]:
-        handover, wanted = self._settings.handover, self._settings.batch_size
+        handover, wanted = self._handover, self._settings.batch_size
         samples: list[ReadySample] = []
         silent_since: float | None = None
         next_word_s = handover.max_wait_s
@@ -268,7 +247,7 @@ class TurnSource:
                 samples = []
                 now = time.monotonic()
                 silent_since = now if silent_since is None else silent_since
-                await self._wait_for_store(now - silent_since, error)
+                await wait_for_store(handover, now - silent_since, error)
                 tally.unavailable_s += time.monotonic() - started - waited_s
                 continue
             silent_since = None
@@ -409,7 +388,7 @@ class TurnSource:
         self._held.add(owner, record)
 
     async def _check_untrained(self) -> None:
-        counts = await self._patiently(self._store.counts)
+        counts = await patiently(self._handover, self._store.counts)
         trained = counts.get(TurnState.TRAINED, 0)
         if trained:
             raise HandoverError(

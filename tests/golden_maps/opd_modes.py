@@ -38,7 +38,7 @@ from trainer.batch.collate import TurnScores
 from trainer.batch.views import Taught, view_turn
 from trainer.objectives.batch import TokenBatch, select_finite
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_terms
-from trainer.objectives.names import TOPK_MODES, check_loss_mode
+from trainer.objectives.names import TOPK_MODES, canonical_kl_name, check_loss_mode
 from trainer.objectives.options import ForwardKlTopk, HindsightOpd, SupervisedOpd
 from trainer.objectives.policy.policy_gradient import advantages, combined_advantages
 from trainer.rewards.groups import eligible_samples, group_ids, group_pass_rates
@@ -345,7 +345,7 @@ def _regularised(config: Mapping[str, Any]) -> LossSettings:
     settings = LossSettings(
         beta_kl=config["kl_loss_coef"], beta_entropy=config["entropy_coef"], kl_type="k2"
     )
-    object.__setattr__(settings, "kl_type", config["kl_loss_type"])
+    object.__setattr__(settings, "estimator", canonical_kl_name(config["kl_loss_type"]))
     return settings
 
 

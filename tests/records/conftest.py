@@ -14,6 +14,7 @@ from sqlalchemy.engine import make_url
 
 from records.config import StoreConfig
 from records.store import Store
+from records.tables import key_rows as _keys  # noqa: F401  its tables
 from records.tables.models import Base
 from tests.records.new_store import new_store
 

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from records.tables.arrays import shared_prefix
 from records.types import Ids, ReadySample
 from rollout_bridge.merging import PackedSequence, TurnSpan
 from trainer.model.token_states import LogprobModel, TokenLogprobs, TokenRequest, shared_length
@@ -140,7 +139,9 @@ def _beginning(sequence: PackedSequence) -> bytes:
 
 def _shared(one: PackedSequence, other: PackedSequence) -> int:
     """How many leading tokens both share, before the state that scores a trained token."""
-    return min(shared_prefix(one.ids, other.ids), one.spans[0].start - 1, other.spans[0].start - 1)
+    length = min(one.spans[0].start, other.spans[0].start) - 1
+    differs = np.flatnonzero(one.ids[:length] != other.ids[:length])
+    return int(differs[0]) if len(differs) else length
 
 
 def build_micro_batch(

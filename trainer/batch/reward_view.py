@@ -85,7 +85,7 @@ def reward_advantages(
     """The reward's advantage of each turn; a turn without a reward has none and gets 0. `step`
     counts the steps before this one.
     """
-    if "reward" not in options.needs:
+    if options.reward_coef == 0:
         return [0.0] * len(facts)
     known = [one for one in facts if one.reward is not None]
     found = iter(_of_known(known, options, step))
@@ -222,7 +222,7 @@ def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> d
     If turns are compared, also the share of the rewarded ones that had another to be compared with.
     """
     lengths = torch.tensor([one.length for one in facts])
-    if "reward" not in options.needs:
+    if options.reward_coef == 0:
         return length_metrics(lengths)
     metrics = length_metrics(lengths, reward_tensor(facts)) | _eligibility_metrics(facts, options)
     metrics |= _by_difficulty(lengths, pass_rates(facts))

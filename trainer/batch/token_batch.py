@@ -25,6 +25,7 @@ from trainer.batch.views import TurnSupport, TurnView
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import (
     NO_COUNTS,
+    AggregationMode,
     BatchStatistics,
     GlobalCounts,
     Support,
@@ -32,7 +33,7 @@ from trainer.objectives.batch import (
 )
 from trainer.objectives.frame import ObjectiveResult
 from trainer.objectives.rollout_correction.correct import CorrectionResult, correct_rollout
-from trainer.objectives.rollout_correction.settings import RolloutCorrectionSettings
+from trainer.objectives.rollout_correction.settings import MODES, RolloutCorrectionSettings
 
 BASE_KEYS = frozenset(
     f"rollout_corr/{name}"
@@ -77,17 +78,12 @@ class Correction:
 
     def __init__(self, settings: RolloutCorrectionSettings):
         self.settings = settings
-
-    @property
-    def needs_whole_batch(self) -> bool:
+        self.traits = MODES[settings.mode]
+        has_weights = settings.importance_level is not None
+        self.needs_whole_batch = settings.batch_normalize and has_weights
         """Whether weights depend on other turns of the batch."""
-        return self.settings.batch_normalize and self.settings.importance_level is not None
-
-    @property
-    def expected_keys(self) -> frozenset[str]:
+        self.expected_keys = BASE_KEYS | (WEIGHT_KEYS if has_weights else frozenset())
         """Metrics that every report has."""
-        has_weights = self.settings.importance_level is not None
-        return BASE_KEYS | (WEIGHT_KEYS if has_weights else frozenset())
 
     def whole_batch(
         self, views: Sequence[TurnView], before: Sequence[TurnScores] | None
@@ -134,17 +130,18 @@ class Correction:
         fresh: dict[int, Tensor] | None = None,
     ) -> CorrectionResult:
         turns = list(train)
-
-        def rows(values: dict[int, Tensor] | None) -> Tensor | None:
-            return None if values is None else pad_rows([values[turn] for turn in turns], 0.0)
-
+        # Of the turns, in the order of `train`.
+        others = [
+            None if values is None else pad_rows([values[turn] for turn in turns], 0.0)
+            for values in (after_tool, fresh)
+        ]
         return correct_rollout(
-            pad_rows([train[turn] for turn in turns], 0.0),
+            pad_rows(list(train.values()), 0.0),
             pad_rows([rollout[turn] for turn in turns], float("nan")),
-            pad_rows([torch.ones_like(train[turn]) for turn in turns], 0.0),
+            pad_rows([torch.ones_like(one) for one in train.values()], 0.0),
             self.settings,
-            after_tool_BT=rows(after_tool),
-            fresh_BT=rows(fresh),
+            after_tool_BT=others[0],
+            fresh_BT=others[1],
         )
 
 
@@ -176,7 +173,7 @@ def assemble(
     views = context.views
     old_BT, old_sampled_BT = _old(batch, now, context.before)
     rollout_BT = batch.spread([view.rollout for view in views], fill=float("nan"))
-    traits = context.correction.settings.traits
+    traits = context.correction.traits
     compared_BT = old_sampled_BT
     if traits.train_logprobs == "current":
         compared_BT = now.logprobs_sampled_BT.detach()
@@ -321,6 +318,16 @@ class BatchTotals:
         for turn, kept in batch.gather(assembled.tokens.mask_BT).items():
             if not bool((kept > 0).any()):
                 self.rejected_turns.add(turn)
+
+    def renormalise(self, planned: GlobalCounts, mode: AggregationMode) -> float:
+        """What guards and rejection removed leaves the denominator as well: divide by what is left
+        of the `planned` counts. Returns the factor, for the gradients; 1 changes nothing.
+        """
+        factor = planned.denominator(mode) / max(self.counts.denominator(mode), 1.0)
+        if factor == 1.0 or self.counts.tokens == 0:
+            return 1.0
+        self.reduced = {name: value * factor for name, value in self.reduced.items()}
+        return factor
 
     @property
     def mean_gap(self) -> float:

@@ -14,7 +14,7 @@ Shapes: R tokens of a turn's response, K tokens per position, C hint candidates,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,11 +23,10 @@ from records.lessons.names import LessonKind
 from records.names import DropReason, SideSource
 from records.types import ReadySample
 from trainer.batch.collate import TurnScores, comparable, score_responses
-from trainer.batch.reward_view import what_rewards_say
 from trainer.model.token_states import LogprobModel
 from trainer.objectives.distributions.overlap_topk import choose_support
 from trainer.objectives.hint_choice import HintChoice, choose_hints, count_overlap, take_chosen
-from trainer.objectives.option_base import TeacherReach
+from trainer.objectives.option_base import SupportKind, TeacherReach
 from trainer.objectives.options import ObjectiveOptions, OverlapTopk
 
 
@@ -80,6 +79,10 @@ def untaught(length: int, support_size: int, device: torch.device | str) -> Taug
 class TeachingPlan:
     """How turns are taught: `model` is the teacher inside the trainer, None for engines' scores.
     `side_source` is the source of a support that is stored with its turn.
+
+    What the options say is read once, not for every turn: `support` is whose tokens are used,
+    `support_size` how many per position, at most the whole vocabulary; `wants_teacher` and
+    `wants_rewards` say what acts, `kd_coef` what the teacher's part is multiplied by.
     """
 
     options: ObjectiveOptions
@@ -88,25 +91,36 @@ class TeachingPlan:
     max_tokens: int
     device: torch.device | str
     side_source: SideSource | None = None
+    support: SupportKind = field(init=False)
+    support_size: int = field(init=False)
+    wants_teacher: bool = field(init=False)
+    wants_rewards: bool = field(init=False)
+    kd_coef: float = field(init=False)
 
-    @property
-    def support_size(self) -> int:
-        """Tokens per position, at most the whole vocabulary."""
-        if self.options.support == "samples":
-            return self.options.support_size
-        return min(self.options.support_size, self.vocab_size)
+    def __post_init__(self) -> None:
+        options, size = self.options, self.options.support_size
+        found = {
+            "support": options.support,
+            # Drawn with replacement, samples may be more than the ids that there are.
+            "support_size": size if options.support == "samples" else min(size, self.vocab_size),
+            "wants_teacher": "teacher_scalar" in options.needs,
+            "wants_rewards": "reward" in options.needs,
+            "kd_coef": options.kd_coef,
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
 
 def unteachable(sample: ReadySample, plan: TeachingPlan) -> DropReason | None:
     """What this plan needs and a sample lacks, as a drop reason; None if it can train."""
-    wants_teacher = "teacher_scalar" in plan.options.needs
-    if not wants_teacher or not has_teacher(sample, plan):
-        if "reward" not in plan.options.needs or sample.reward is None:
-            return DropReason.TEACHER_LOGPROBS_INVALID if wants_teacher else DropReason.NO_HINT
+    if not plan.wants_teacher or not has_teacher(sample, plan):
+        if not plan.wants_rewards or sample.reward is None:
+            lost = DropReason.TEACHER_LOGPROBS_INVALID
+            return lost if plan.wants_teacher else DropReason.NO_HINT
         # ALGORITHMS 3.1, 3.2: without hint and without verdict there is nothing to train.
         is_neutral = sample.reward == 0 and not plan.options.compares_rewards
         return DropReason.NEUTRAL_REWARD if is_neutral else None
-    if plan.model is None and plan.options.support == "teacher":
+    if plan.model is None and plan.support == "teacher":
         ids = sample.teachings[0].topk_ids if sample.teachings else None
         if ids is None or ids.shape[-1] < plan.support_size:
             return DropReason.TEACHER_LOGPROBS_INVALID
@@ -128,7 +142,7 @@ def teach(
     """
     size = plan.support_size
     result = [untaught(len(one.response_ids), size, plan.device) for one in samples]
-    if "teacher_scalar" not in plan.options.needs:
+    if not plan.wants_teacher:
         return result
     indices = [index for index, one in enumerate(samples) if has_teacher(one, plan)]
     if plan.model is None:
@@ -140,7 +154,7 @@ def teach(
 
 def _from_engine(sample: ReadySample, plan: TeachingPlan) -> Taught:
     logprobs = torch.from_numpy(sample.teacher_logprobs).to(plan.device)
-    if plan.options.support == "none":
+    if plan.support == "none":
         return Taught(logprobs=logprobs, support=None, candidate=0)
     if plan.side_source is not None:
         return Taught(logprobs=logprobs, support=_side_support(sample, plan), candidate=0)
@@ -162,8 +176,7 @@ def _from_model(
     result: list[Taught],
 ) -> list[Taught]:
     """All candidates of all turns are scored in one sweep."""
-    options = plan.options
-    chooses = isinstance(options, OverlapTopk)
+    chooses = isinstance(plan.options, OverlapTopk)
     rows = [
         (index, candidate)
         for index in indices
@@ -172,7 +185,7 @@ def _from_model(
     if not rows or plan.model is None:
         return result
     asked = None
-    if options.support in ("student", "overlap"):
+    if plan.support in ("student", "overlap"):
         asked = [_student_tokens(student, index, plan)[0] for index, _ in rows]
     scores = score_responses(
         plan.model,
@@ -181,7 +194,7 @@ def _from_model(
         max_tokens=plan.max_tokens,
         device=plan.device,
         support_ids=asked,
-        top_k=plan.support_size if chooses or options.support == "teacher" else 0,
+        top_k=plan.support_size if chooses or plan.support == "teacher" else 0,
     )
     by_turn: dict[int, list[TurnScores]] = {}
     for (index, _), score in zip(rows, scores, strict=True):
@@ -202,9 +215,9 @@ def _taught(
     if not isinstance(options, OverlapTopk):
         score = candidates[0]
         support = None
-        if options.support == "samples":
+        if plan.support == "samples":
             support = _side_support(sample, plan)
-        elif options.support != "none":
+        elif plan.support != "none":
             support = _support(score, index, plan, student)
         return Taught(logprobs=score.logprobs, support=support, candidate=0)
     own = None if student is None else student[index].topk_ids
@@ -235,7 +248,7 @@ def _taught(
 def _support(
     score: TurnScores, index: int, plan: TeachingPlan, student: Sequence[TurnScores] | None
 ) -> TurnSupport:
-    subset = plan.options.support
+    subset = plan.support
     assert subset != "none"
     assert subset != "samples"
     if subset == "teacher":
@@ -268,7 +281,7 @@ def _student_tokens(
 ) -> tuple[Tensor, Tensor]:
     """(ids, log-probs) of the support that the student's own pass found."""
     if student is None:
-        raise ValueError(f"support {plan.options.support!r} needs a pass of the student before")
+        raise ValueError(f"support {plan.support!r} needs a pass of the student before")
     return _known(student[index].topk_ids), _known(student[index].topk)
 
 
@@ -315,30 +328,29 @@ def view_turns(
     samples: Sequence[ReadySample],
     plan: TeachingPlan,
     student: Sequence[TurnScores] | None,
+    rewarded: Sequence[tuple[float, bool]],
     version_gaps: Sequence[int],
     hold_weight: float,
-    step: int,
-    start_kls: Sequence[float] | None = None,
     sampling: Sequence[Tensor] | None = None,
 ) -> list[TurnView]:
-    """A view of each sample, in order; `version_gaps` are steps between sampling and now,
-    `hold_weight` is `trainer.lesson_hold_weight`, `step` counts the steps before this one.
-    `start_kls` are the nats of each sample that a reward is charged for, `sampling` the policy at
-    the weights that sampled each, if asked for.
+    """A view of each sample, in order; `rewarded` is what rewards say of each, `version_gaps` are
+    steps between sampling and now, `hold_weight` is `trainer.lesson_hold_weight`, `sampling` the
+    policy at the weights that sampled each, if asked for.
     """
     views = [
-        view_turn(sample, taught, *rewarded, version_gap, plan.options, hold_weight)
-        for sample, taught, rewarded, version_gap in zip(
-            samples,
-            teach(samples, plan, student),
-            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
-            version_gaps,
-            strict=True,
+        view_turn(sample, taught, *reward, version_gap, plan.options, hold_weight)
+        for sample, taught, reward, version_gap in zip(
+            samples, teach(samples, plan, student), rewarded, version_gaps, strict=True
         )
     ]
     if sampling is None:
         return views
     return [replace(view, sampling=one) for view, one in zip(views, sampling, strict=True)]
+
+
+def support_ids(views: Sequence[TurnView]) -> list[Tensor]:
+    """The tokens [R, K] of each view's support; the objective has one."""
+    return [view.support.ids for view in views if view.support is not None]
 
 
 def remember_supports(views: Sequence[TurnView], before: Sequence[TurnScores]) -> list[TurnView]:
@@ -392,26 +404,3 @@ def _opd_valid(taught: Taught, eligible: bool, horizon: int | None) -> Tensor:
     if horizon is not None:
         valid[horizon:] = 0.0
     return valid
-
-
-def teaching_metrics(
-    samples: Sequence[ReadySample], views: Sequence[TurnView], plan: TeachingPlan
-) -> dict[str, float]:
-    """The share of samples with a teacher, and what turns that chose among hints chose."""
-    taught = sum(has_teacher(sample, plan) for sample in samples)
-    return {"opd/frac_opd_samples": taught / len(samples)} | _hint_choice_metrics(views)
-
-
-def _hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
-    """For turns whose tokens chose among hints: tokens shared with the chosen hint's top-k, and the
-    chosen hint's index, as means over tokens (ALGORITHMS 3.5); empty without any.
-    """
-    choices = [view.choice for view in views if view.choice is not None]
-    if not choices:
-        return {}
-    overlap = torch.cat([one.overlap_T for one in choices]).double()
-    candidates = torch.cat([one.candidates_T for one in choices]).double()
-    return {
-        "opd/sel_overlap_at_k_star": overlap.mean().item(),
-        "opd/sel_k_star_mean": candidates.mean().item(),
-    }

@@ -50,8 +50,11 @@ class Policy:
         base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
         self.base_model = base
         self._decoder: nn.Module = base.get_decoder()
-        self._head: nn.Module = base.get_output_embeddings()
-        self._scale, self._softcap = _after_head(base.config)
+        self._scale, softcap = _after_head(base.config)
+        self._head: Any = base.get_output_embeddings()
+        bias_V = getattr(self._head, "bias", None)
+        self.head = Head(weight_VH=self._head.weight, bias_V=bias_V, softcap=softcap)
+        """The output layer's own tensors."""
         self._position_limit = context_limit(base.config.get_text_config().to_dict())
         self.recomputes = False
         self._check_head()
@@ -156,14 +159,6 @@ class Policy:
         hidden_NH = hidden_BTH[wanted_BT[:, 1 + shared :]]
         return hidden_NH if self._scale == 1 else hidden_NH * self._scale
 
-    @property
-    def head(self) -> Head:
-        """The output layer's own tensors."""
-        layer: Any = self._head
-        return Head(
-            weight_VH=layer.weight, bias_V=getattr(layer, "bias", None), softcap=self._softcap
-        )
-
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_dtype is None:
             return nullcontext()
@@ -194,8 +189,8 @@ class Policy:
             hidden = self._decoder(input_ids=ids_BT, use_cache=False).last_hidden_state
         with torch.autocast(ids_BT.device.type, enabled=False):
             actual = self._head(self._scale * hidden.float()).float()
-            if self._softcap is not None:
-                actual = self._softcap * torch.tanh(actual / self._softcap)
+            if (softcap := self.head.softcap) is not None:
+                actual = softcap * torch.tanh(actual / softcap)
         tolerance = _PROBE_TOLERANCE if self._autocast_dtype is None else 0.5
         if not torch.allclose(actual, expected, atol=tolerance, rtol=tolerance):
             raise StartupError(

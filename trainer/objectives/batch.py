@@ -267,6 +267,21 @@ class GlobalCounts:
         )
 
 
+def reduction_weights(
+    batch: TokenBatch, mode: AggregationMode, counts: GlobalCounts, horizon: int | None = None
+) -> Tensor:
+    """Weight [B, T] of each token under the mode's global denominators."""
+    return token_weights(
+        batch.mask_BT,
+        mode,
+        turn_ids_BT=batch.turn_ids_BT,
+        num_turns=counts.turns,
+        num_tokens=counts.tokens,
+        num_sequences=counts.sequences,
+        horizon=horizon,
+    )
+
+
 NO_COUNTS = GlobalCounts(turns=0, sequences=0, tokens=0.0)
 
 

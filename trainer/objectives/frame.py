@@ -15,8 +15,8 @@ Formulas: ALGORITHMS 2.3, 2.8, 6.10. Shapes: B rows, T tokens; element [b, t] is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,17 +26,15 @@ from trainer.objectives.batch import (
     GlobalCounts,
     TokenBatch,
     TokenTerms,
+    reduction_weights,
     select_finite,
-    token_weights,
     weighted_sum,
 )
 from trainer.objectives.distributions.kl import (
-    LOG_RATIO_LIMIT,
     comparable_ratio,
     forward_kl_terms,
     k3_clamped,
-    kl_estimate,
-    kl_with_ratio,
+    kl_to_start,
     supervised_terms,
     tail_kl_terms,
 )
@@ -44,7 +42,12 @@ from trainer.objectives.distributions.overlap_topk import overlap_terms
 from trainer.objectives.distributions.self_distillation import self_distillation_terms
 from trainer.objectives.distributions.side_samples import side_sample_terms
 from trainer.objectives.distributions.sparse_kl import sparse_kl_terms
-from trainer.objectives.names import validate_kl_loss_name
+from trainer.objectives.names import (
+    KlEstimator,
+    KlRatio,
+    canonical_kl_name,
+    validate_kl_loss_name,
+)
 from trainer.objectives.options import (
     HindsightOpd,
     ObjectiveOptions,
@@ -103,8 +106,6 @@ def expected_means(options: ObjectiveOptions) -> frozenset[str]:
 WEIGHT_TOLERANCE = 1e-5
 """A weight that differs from its ratio by more was capped, zeroed, normalised or not applied."""
 
-KlRatio = Literal["none", "unbiased", "clipped"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSettings:
@@ -123,8 +124,12 @@ class LossSettings:
     reward_clip_low: float = 0.2
     reward_clip_high: float = 0.28
 
+    estimator: KlEstimator = field(init=False)
+    """That of `kl_type`."""
+
     def __post_init__(self) -> None:
         validate_kl_loss_name(self.kl_type)
+        object.__setattr__(self, "estimator", canonical_kl_name(self.kl_type))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,58 +169,51 @@ def objective_loss(
     """
     if settings.beta_kl > 0 and batch.reference_logprobs_BT is None:
         raise ValueError("beta_kl > 0 needs reference log-probs")
-    if options.support != "none" and batch.support is None:
-        raise ValueError(f"objective {options.name!r} needs a support at every position")
+    clip_low, clip_high = _start_clip(options, settings)
     clean, num_nonfinite = select_finite(batch)
     own = GlobalCounts.of(clean.mask_BT, clean.turn_ids_BT)
     weights_BT = reduction_weights(clean, settings.aggregation, counts or own, settings.horizon)
+    # Per token first, then all of it reduced.
     terms = objective_terms(clean, options)
+    values = {**terms.means, "entropy_loss": clean.entropy_BT}
+    if options.reward_coef > 0 and not options.is_policy_gradient:
+        values["reward_pg_loss"] = _reward_terms(clean, settings)
+    if clean.reference_logprobs_BT is not None:
+        values["kl_loss"] = kl_to_start(
+            clean, settings.estimator, settings.kl_ratio, clip_low=clip_low, clip_high=clip_high
+        )
+        values["kl/clamped_frac"] = k3_clamped(
+            clean.logprobs_BT.detach(), clean.reference_logprobs_BT
+        )
+    compared_BT = clean.compared_logprobs_BT
+    if compared_BT is None:
+        compared_BT = clean.old_logprobs_sampled_BT
+    ratio_BT = comparable_ratio(compared_BT, clean.rollout_logprobs_BT)
+    values |= _rollout_reports(clean, compared_BT, ratio_BT)
+    sums, maxima = _token_reports(clean, terms, options)
+    ranges = _ranges(clean, terms)
+    reduced = {name: weighted_sum(one_BT, weights_BT) for name, one_BT in values.items()}
     taught_BT = weights_BT if clean.emphasis_BT is None else weights_BT * clean.emphasis_BT
     distillation = weighted_sum(terms.loss_BT, taught_BT)
-    entropy = weighted_sum(clean.entropy_BT, weights_BT)
-    reduced = {name: weighted_sum(values, weights_BT) for name, values in terms.means.items()}
-    reduced |= {"opd/kl_loss": distillation, "entropy_loss": entropy}
     loss = distillation
-    if options.reward_coef > 0 and not options.is_policy_gradient:
-        reward_loss = weighted_sum(_reward_terms(clean, settings), weights_BT)
-        loss = loss + options.reward_coef * reward_loss
-        reduced["reward_pg_loss"] = reward_loss
-    if clean.reference_logprobs_BT is not None:
-        kl_loss = weighted_sum(_reference_kl(clean, options, settings), weights_BT)
-        clamped_BT = k3_clamped(clean.logprobs_BT.detach(), clean.reference_logprobs_BT)
-        reduced |= {"kl_loss": kl_loss, "kl/clamped_frac": weighted_sum(clamped_BT, weights_BT)}
-        if settings.beta_kl > 0:
-            loss = loss + settings.beta_kl * kl_loss
+    if "reward_pg_loss" in reduced:
+        loss = loss + options.reward_coef * reduced["reward_pg_loss"]
+    if settings.beta_kl > 0:
+        loss = loss + settings.beta_kl * reduced["kl_loss"]
     if settings.beta_entropy != 0:
-        loss = loss - settings.beta_entropy * entropy
-    reduced |= {"loss": loss} | _rollout_reports(clean, weights_BT)
-    sums, maxima = _token_reports(clean, terms, options)
+        loss = loss - settings.beta_entropy * reduced["entropy_loss"]
+    reduced |= {"opd/kl_loss": distillation, "loss": loss}
     return ObjectiveResult(
         loss=loss,
         distillation_loss=distillation,
         reduced={name: value.detach() for name, value in reduced.items()},
         token_sums=sums | {"nonfinite": num_nonfinite},
         token_max=maxima,
-        token_ranges=_ranges(clean, terms),
+        token_ranges=ranges,
         advantages_BT=terms.advantages_BT,
         gap_BT=terms.gap_BT.detach(),
         mask_BT=clean.mask_BT,
         counts=own,
-    )
-
-
-def reduction_weights(
-    batch: TokenBatch, mode: AggregationMode, counts: GlobalCounts, horizon: int | None = None
-) -> Tensor:
-    """Weight [B, T] of each token under the mode's global denominators."""
-    return token_weights(
-        batch.mask_BT,
-        mode,
-        turn_ids_BT=batch.turn_ids_BT,
-        num_turns=counts.turns,
-        num_tokens=counts.tokens,
-        num_sequences=counts.sequences,
-        horizon=horizon,
     )
 
 
@@ -231,46 +229,29 @@ def _reward_terms(clean: TokenBatch, settings: LossSettings) -> Tensor:
     ).loss
 
 
-def _reference_kl(clean: TokenBatch, options: ObjectiveOptions, settings: LossSettings) -> Tensor:
-    """The KL to the frozen start per token at temperature 1. Its own ratio, if configured, is at
-    the sample's temperature; the clip is the objective's, if that has one.
-    """
-    assert clean.reference_logprobs_BT is not None
-    if settings.kl_ratio == "clipped":
-        kl_BT = kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT)
-        own = options if isinstance(options, HindsightOpd | OverlapTopk) else None
-        return kl_with_ratio(
-            kl_BT,
-            clean.logprobs_sampled_BT,
-            clean.old_logprobs_sampled_BT,
-            clip_low=settings.reward_clip_low if own is None else own.clip_low,
-            clip_high=settings.reward_clip_high if own is None else own.clip_high,
-        )
-    ratio_BT = None
-    if settings.kl_ratio == "unbiased":
-        gap_BT = clean.logprobs_sampled_BT - clean.old_logprobs_sampled_BT
-        ratio_BT = torch.exp(gap_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
-    return kl_estimate(settings.kl_type, clean.logprobs_BT, clean.reference_logprobs_BT, ratio_BT)
+def _start_clip(options: ObjectiveOptions, settings: LossSettings) -> tuple[float, float]:
+    """The clip of the ratio in the KL to the start: the objective's, if that has one."""
+    if isinstance(options, HindsightOpd | OverlapTopk):
+        return options.clip_low, options.clip_high
+    return settings.reward_clip_low, settings.reward_clip_high
 
 
 @torch.no_grad()
-def _rollout_reports(clean: TokenBatch, weights_BT: Tensor) -> dict[str, Tensor]:
-    """Trainer against rollout engine, under R: the gap, and the weights that correct it (6.1)."""
+def _rollout_reports(clean: TokenBatch, trainer_BT: Tensor, ratio_BT: Tensor) -> dict[str, Tensor]:
+    """Trainer against rollout engine per token: the gap, and the weights that correct the ratio
+    (6.1).
+    """
     comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
-    trainer_BT = clean.compared_logprobs_BT
-    if trainer_BT is None:
-        trainer_BT = clean.old_logprobs_sampled_BT
     gap_BT = (trainer_BT - clean.rollout_logprobs_BT).abs()
     gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
-    ratio_BT = comparable_ratio(trainer_BT, clean.rollout_logprobs_BT)
     acted_BT = (clean.weights_BT - ratio_BT).abs() > WEIGHT_TOLERANCE
     return {
-        "tis": weighted_sum(clean.weights_BT, weights_BT),
-        "tis_abs": weighted_sum((ratio_BT - 1.0).abs(), weights_BT),
-        "tis_clipfrac": weighted_sum(acted_BT.to(gap_BT.dtype), weights_BT),
+        "tis": clean.weights_BT,
+        "tis_abs": (ratio_BT - 1.0).abs(),
+        "tis_clipfrac": acted_BT.to(gap_BT.dtype),
         # Of comparable tokens only: divide by `rollout_comparable_frac` for the mean over them.
-        "train_rollout_logprob_abs_diff": weighted_sum(gap_BT, weights_BT),
-        "rollout_comparable_frac": weighted_sum(comparable_BT.to(gap_BT.dtype), weights_BT),
+        "train_rollout_logprob_abs_diff": gap_BT,
+        "rollout_comparable_frac": comparable_BT.to(gap_BT.dtype),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> ValueError:
@@ -32,12 +32,22 @@ AggregationMode: TypeAlias = Literal[
 ]
 
 
+KlRatio: TypeAlias = Literal["none", "unbiased", "clipped"]
+"""What a KL to the frozen start is multiplied with (ALGORITHMS 6.10)."""
+
 _ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3"}
 KL_NAMES = frozenset({"k1", "abs", "k2", "k3", *_ALIASES})
 
 
-def canonical_kl_name(name: str) -> tuple[str, bool]:
-    """(`k1` | `abs` | `k2` | `k3`, whether a `+` asks for the straight-through gradient).
+class KlEstimator(NamedTuple):
+    """`k1` | `abs` | `k2` | `k3`, and whether a `+` asks for the straight-through gradient."""
+
+    base: str
+    straight_through: bool
+
+
+def canonical_kl_name(name: str) -> KlEstimator:
+    """The estimator of this name.
 
     Raises ValueError for a name that is none of these or their aliases.
     """
@@ -45,7 +55,7 @@ def canonical_kl_name(name: str) -> tuple[str, bool]:
     base = name.removesuffix("+")
     if base not in KL_NAMES:
         raise ValueError(f"unknown KL estimator {name!r}; known: {sorted(KL_NAMES)}, each also +")
-    return _ALIASES.get(base, base), straight_through
+    return KlEstimator(_ALIASES.get(base, base), straight_through)
 
 
 def validate_kl_loss_name(name: str) -> None:

@@ -93,7 +93,7 @@ def batch_metrics(
 
 
 def _gaps_by_kind(turns: Sequence[TurnFigures], facts: BatchFacts) -> dict[str, float]:
-    """As `trainer.step.report.lesson_metrics`: the mean |teacher - policy| of the tokens of each
+    """As `trainer.step.report.lesson_gaps`: the mean |teacher - policy| of the tokens of each
     kind that have a teacher, in nats. Empty for a batch without lessons.
     """
     kinds = [facts.turns[turn.index].kind for turn in turns]

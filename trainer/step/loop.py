@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
-
-import numpy as np
 
 from records.names import DropReason
 from records.reading.summary import VoteSummary
@@ -32,24 +29,19 @@ from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
-from rollout_bridge.worker import ServiceUnavailable
-from trainer.batch.side_sampling import TokenScorer, scored_by_engine
-from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
-from trainer.calibration.self_check import self_check
+from trainer.batch.side_sampling import TokenScorer
+from trainer.calibration.calibrate import Calibration, Scorer
+from trainer.calibration.calibrate_run import calibrate_run
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.older import load_frozen
 from trainer.checkpoints.restore import (
     in_thread,
     restore,
-    start_model,
 )
 from trainer.config import TrainerConfig
 from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError
 from trainer.model.heap import give_back
-from trainer.model.token_states import LogprobModel
-from trainer.publishing.merged import MergedFolders
 from trainer.publishing.publication import Publication, PublishingEngine, choose_publication
 from trainer.step.leasing import Leasing
 from trainer.step.metrics import MetricsLog
@@ -62,14 +54,11 @@ from trainer.step.report import (
     step_metrics,
     trained_results,
 )
+from trainer.step.side_samples import SideSampling
 from trainer.step.update import Updater
 from trainer.step.versions import Versions
 
 logger = logging.getLogger(__name__)
-
-CALIBRATION_FILE = "calibration.json"
-SCORED_AT_ONCE = 4
-"""Turns whose side samples an engine scores at a time."""
 
 
 class TrainedEngine(PublishingEngine, Scorer, Protocol):
@@ -96,7 +85,6 @@ class EmbeddedTrainer:
         guarded: bool,
         teacher: TokenScorer | None,
     ):
-        self._teacher = teacher
         self.store = store
         self.config = config
         self.run_folder = run_folder
@@ -132,6 +120,9 @@ class EmbeddedTrainer:
             holds=self._holds,
             check=CheckWait(run_folder, is_on=guarded),
             unusable=updater.unusable,
+        )
+        self._side_samples = SideSampling(
+            store=store, updater=updater, leasing=self._leasing, teacher=teacher, thread=thread
         )
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
@@ -217,43 +208,18 @@ class EmbeddedTrainer:
         Sets the noise floor and writes RUN/calibration.json. Raises CalibrationError for a gap,
         DistillationOffError if the policy as its own teacher teaches something.
         """
-        served = await in_thread(self._thread, self._served_model)
-        policy = own_logprobs(served, self.updater.policy.device)
-        pairs: dict[str, tuple[Scorer, Callable[[Ids], np.ndarray]]] = {
-            name: (engine, policy) for name, engine in self._engines.items()
-        }
-        if frozen:
-            start = await in_thread(
-                self._thread, start_model, self.config, self.checkpoints, self.updater
-            )
-            own = own_logprobs(start, self.updater.policy.device)
-            pairs |= {name: (engine, own) for name, engine in frozen.items()}
-        result = await calibrate(pairs, sequences, bound=self.config.calibration_bound)
-        self.updater.noise = result.noise
-        worst = await in_thread(
-            self._thread,
-            self_check,
+        served = self._versions.served.chosen
+        return await calibrate_run(
+            self.config,
+            self.run_folder,
+            self.checkpoints,
             self.updater,
             sequences,
-            max(self.config.calibration_bound, 10 * result.noise),
+            policy_engines=self._engines,
+            start_engines=frozen or {},
+            older=None if served == self.version else served,
+            thread=self._thread,
         )
-        await in_thread(self._thread, give_back)
-        logger.info("teacher = student: largest loss or advantage %.1e nats", worst)
-        for warning in result.warnings:
-            logger.warning("%s", warning)
-        result.save(self.run_folder / CALIBRATION_FILE)
-        return result
-
-    def _served_model(self) -> LogprobModel:
-        """The policy; if an older version is to serve, that one, loaded next to it."""
-        version = self._versions.served.chosen
-        if version in (None, self.version):
-            return self.updater.policy
-        with tempfile.TemporaryDirectory() as folder:
-            merged = MergedFolders(Path(folder), self.checkpoints)
-            path = merged.path(version)
-            assert path is not None, "only what is kept is served"
-            return load_frozen(self.config, path)
 
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
@@ -309,7 +275,7 @@ class EmbeddedTrainer:
         if samples is None:
             return None
         staleness = [steps_since(versions.chain, sample.oldest_version) for sample in samples]
-        complete = await self._with_side_samples(samples, staleness)
+        complete = await self._side_samples.added(samples, staleness)
         if complete is None:
             return None
         samples = complete
@@ -396,40 +362,6 @@ class EmbeddedTrainer:
         await self.publisher.close()
         await asyncio.to_thread(self._metrics.close)
         await asyncio.to_thread(self._thread.shutdown)
-
-    async def _with_side_samples(
-        self, samples: list[ReadySample], staleness: Sequence[int]
-    ) -> list[ReadySample] | None:
-        """Draw and store what the objective's support lacks, before the step that uses it. None if
-        the engine that teaches does not answer, or cannot score a turn, which is dropped: the batch
-        is given back.
-        """
-        drawn = await in_thread(self._thread, self.updater.draw_side_samples, samples, staleness)
-        found: Sequence[ReadySample | DropReason] = drawn
-        if drawn and self.updater.plan.model is None:
-            assert self._teacher is not None, "its maker gives it the engine that teaches"
-            try:
-                found = await scored_by_engine(drawn, self._teacher, SCORED_AT_ONCE)
-            except ServiceUnavailable as error:
-                logger.warning(
-                    "%d turns wait: the teacher did not score their side samples: %s",
-                    len(drawn),
-                    error,
-                )
-                await self._leasing.give_back()
-                return None
-        by_turn: dict[str, ReadySample] = {}
-        for sample, scored in zip(drawn, found, strict=True):
-            if isinstance(scored, DropReason):
-                await self._leasing.drop(sample, scored)
-                continue
-            assert scored.side_samples is not None
-            await self.store.save_side_samples(scored.turn_id, scored.side_samples)
-            by_turn[scored.turn_id] = scored
-        if len(by_turn) < len(drawn):
-            await self._leasing.give_back()
-            return None
-        return [by_turn.get(sample.turn_id, sample) for sample in samples]
 
     async def _commit(
         self, samples: Sequence[ReadySample], staleness: Sequence[int], report: UpdateReport

@@ -24,13 +24,14 @@ from trainer.batch.collate import (
     pad_rows,
     score_batches,
 )
+from trainer.batch.reward_view import what_rewards_say
 from trainer.batch.side_sampling import Older, by_sampling_weights
 from trainer.batch.token_batch import BatchContext, Correction
-from trainer.batch.views import TeachingPlan, TurnSupport, TurnView, remember_supports, view_turns
+from trainer.batch.views import TeachingPlan, TurnView, remember_supports, support_ids, view_turns
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
-from trainer.model.token_states import LogprobModel
-from trainer.objectives.batch import NO_STATISTICS, BatchStatistics
+from trainer.model.token_states import LogprobModel, TokenRequest
+from trainer.objectives.batch import NO_COUNTS, NO_STATISTICS, BatchStatistics, GlobalCounts
 from trainer.objectives.normalise import normalise
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.m2po import m2po_clip
@@ -38,43 +39,84 @@ from trainer.objectives.policy.policy_gradient import teacher_advantages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PreparedBatch:
-    """A batch before its first gradient: everything here is detached. `start_kls`: each response's
-    log-prob under the policy minus that under the frozen start, in nats, if rewards are charged for
-    it.
+class PreparedBatch(BatchContext):
+    """A batch before its first gradient: everything here is detached. `requests` say which tokens
+    each micro-batch asks the policy for. `start_kls`: each response's log-prob under the policy
+    minus that under the frozen start, in nats, if rewards are charged for it. `lost` are the places
+    of samples that the teacher could not score. `counts` are those of the batch before guards and
+    rejection, `tokens_computed` go through the model, padding included.
     """
 
     batches: list[MicroBatch]
-    views: list[TurnView]
-    before: list[TurnScores] | None
+    requests: list[TokenRequest]
     reference: list[Tensor | None]
     start_kls: list[float] | None
-
-    def context(self, options: ObjectiveOptions, correction: Correction) -> BatchContext:
-        """What all of its micro-batches share. Raises ValueError without the pass of the student,
-        where figures of the whole batch need it.
-        """
-        return BatchContext(
-            views=self.views,
-            before=self.before,
-            correction=correction,
-            whole=correction.whole_batch(self.views, self.before),
-            statistics=batch_statistics(options, self.views, self.before),
-        )
+    lost: frozenset[int]
+    counts: GlobalCounts
+    tokens_computed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """What is computed of a batch before its first gradient, because its objective, its correction
+    or several epochs ask for it: the `student` before the step, with its `student_top_k` likeliest
+    tokens, on the teacher's supports, the distance from the frozen start, log-probs by the weights
+    that sampled, and figures of the whole batch. `report_top_k`: likeliest tokens in the step's own
+    pass.
+    """
+
+    student: bool
+    student_top_k: int
+    supports: bool
+    start_kls: bool
+    sampling_weights: bool
+    statistics: bool
+    report_top_k: int
+
+    @staticmethod
+    def of(config: TrainerConfig, plan: TeachingPlan, correction: Correction) -> Passes:
+        """Those of a run; `plan` decides whose tokens a support has."""
+        objective, repeats = config.objective, config.epochs_per_batch > 1
+        if plan.support == "student":
+            wants_top = plan.side_source is None
+        else:
+            wants_top = plan.support == "overlap" or objective.chooses_hints
+        return Passes(
+            student=(
+                repeats
+                or wants_top
+                or objective.needs_batch_statistics
+                or objective.charges_kl
+                or objective.needs_sampling_weights
+                or correction.needs_whole_batch
+            ),
+            student_top_k=plan.support_size if wants_top else 0,
+            supports=repeats and plan.support == "teacher",
+            start_kls=objective.charges_kl,
+            sampling_weights=objective.needs_sampling_weights,
+            statistics=objective.needs_batch_statistics,
+            report_top_k=plan.support_size if objective.compares_topk else 0,
+        )
+
+
 class BatchPreparation:
     """The models that score, and what for. `reference` is the frozen start, None if no KL needs it;
     `older` the policy at kept versions, None if not needed.
     """
 
-    policy: Policy
-    reference: LogprobModel | None
-    config: TrainerConfig
-    plan: TeachingPlan
-    correction: Correction
-    older: Older | None = None
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        reference: LogprobModel | None,
+        config: TrainerConfig,
+        plan: TeachingPlan,
+        correction: Correction,
+        older: Older | None = None,
+    ) -> None:
+        self._policy, self._reference, self._older = policy, reference, older
+        self._config, self._plan, self._correction = config, plan, correction
+        self._passes = Passes.of(config, plan, correction)
 
     @torch.no_grad()
     def prepare(
@@ -87,131 +129,113 @@ class BatchPreparation:
         """Micro-batches, and their scores by teacher, reference and the student before the step;
         `step` counts the steps before this one.
         """
-        packed = merge_turns(samples) if sequences is None else sequences
-        shares = self.policy.shares_prefixes
+        policy, config, plan, passes = self._policy, self._config, self._plan, self._passes
+        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
+        shares = policy.shares_prefixes
         batches = micro_batches(
             samples,
-            packed,
-            self.config.micro_batch_tokens,
-            self.policy.device,
+            merge_turns(samples) if sequences is None else sequences,
+            config.micro_batch_tokens,
+            plan.device,
             # Layers that are computed again keep only inputs, and each row's keys are as large;
             # what was measured for `memory_gb` is a row that shares nothing.
-            groups_alike=shares and not self.policy.recomputes and self.config.memory_gb is None,
+            groups_alike=shares and not policy.recomputes and config.memory_gb is None,
             shares=shares,
         )
-        before = self._score_before(batches)
-        reference = [self._reference_logprobs(batch) for batch in batches]
-        start_kls = self._start_kls(batches, before, reference)
-        gaps = version_gaps if version_gaps is not None else [0] * len(samples)
-        sampling = self._sampling_logprobs(samples, gaps, before)
+        tokens_computed = sum(batch.num_tokens for batch in batches)
+        before, start_kls, sampling = None, None, None
+        if passes.student:
+            before = score_batches(policy, batches, top_k=passes.student_top_k)
+        reference: list[Tensor | None] = [None] * len(batches)
+        if self._reference is not None:
+            start = self._reference.token_logprobs
+            reference = [start(batch.ids_BT, batch.mask_BT).logprobs_BT for batch in batches]
+        if passes.start_kls:
+            start_kls = _start_kls(batches, before, reference)
+        if passes.sampling_weights:
+            sampling = self._sampling_logprobs(samples, gaps, before)
         views = view_turns(
             samples,
-            self.plan,
+            plan,
             before,
+            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
             gaps,
-            hold_weight=self.config.lesson_hold_weight,
-            step=step,
-            start_kls=start_kls,
+            hold_weight=config.lesson_hold_weight,
             sampling=sampling,
         )
-        if self.config.epochs_per_batch > 1 and self.config.objective.support == "teacher":
-            views = self._remember_supports(batches, views)
+        lost = frozenset(index for index, view in enumerate(views) if view.lacks_scores)
+        supports = None if plan.support == "none" else support_ids(views)
+        if passes.supports:
+            scores = score_batches(policy, batches, support_ids=supports)
+            views = remember_supports(views, scores)
+        requests = [
+            TokenRequest(
+                support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
+                top_k=passes.report_top_k,
+                entropy_gradient=config.beta_entropy != 0,
+            )
+            for batch in batches
+        ]
+        counts = NO_COUNTS
+        for batch in batches:
+            counts = counts + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
+        whole, statistics = None, NO_STATISTICS
+        if self._correction.needs_whole_batch:
+            whole = self._correction.whole_batch(views, before)
+        if passes.statistics:
+            statistics = batch_statistics(config.objective, views, before)
         return PreparedBatch(
             batches=batches,
+            requests=requests,
             views=views,
+            lost=lost,
             before=before,
             reference=reference,
             start_kls=start_kls,
+            counts=counts,
+            tokens_computed=tokens_computed,
+            correction=self._correction,
+            whole=whole,
+            statistics=statistics,
         )
-
-    @property
-    def _looks_before(self) -> bool:
-        """Whether the student is scored before the step, apart from the step's own forward pass."""
-        return (
-            self.config.epochs_per_batch > 1
-            or self._wants_student_top
-            or self.config.objective.needs_batch_statistics
-            or self.config.objective.charges_kl
-            or self.config.objective.needs_sampling_weights
-            or self.correction.needs_whole_batch
-        )
-
-    def _score_before(self, batches: Sequence[MicroBatch]) -> list[TurnScores] | None:
-        if not self._looks_before:
-            return None
-        size = self.plan.support_size if self._wants_student_top else 0
-        return score_batches(self.policy, batches, top_k=size)
-
-    @property
-    def _wants_student_top(self) -> bool:
-        """Whether the student's likeliest tokens before the step are the support, or choose it."""
-        objective = self.config.objective
-        if objective.support == "student":
-            return self.plan.side_source is None
-        return objective.support == "overlap" or objective.chooses_hints
 
     def _sampling_logprobs(
         self,
         samples: Sequence[ReadySample],
         gaps: Sequence[int],
         before: Sequence[TurnScores] | None,
-    ) -> list[Tensor] | None:
-        if not self.config.objective.needs_sampling_weights:
-            return None
+    ) -> list[Tensor]:
         assert before is not None
         found = [scores.logprobs_sampled for scores in before]
         stale = [index for index, gap in enumerate(gaps) if gap > 0]
         scored = by_sampling_weights(
             [samples[index] for index in stale],
             [gaps[index] for index in stale],
-            self.policy,
-            self.older,
+            self._policy,
+            self._older,
             lambda scores: (scores.logprobs_sampled,),
-            max_tokens=self.config.micro_batch_tokens,
-            device=self.policy.device,
+            max_tokens=self._config.micro_batch_tokens,
+            device=self._plan.device,
         )
         for index, (logprobs,) in zip(stale, scored, strict=True):
             found[index] = logprobs
         return found
 
-    def _start_kls(
-        self,
-        batches: Sequence[MicroBatch],
-        before: Sequence[TurnScores] | None,
-        reference: Sequence[Tensor | None],
-    ) -> list[float] | None:
-        if not self.config.objective.charges_kl:
-            return None
-        assert before is not None
-        found: dict[int, float] = {}
-        for batch, start_BT in zip(batches, reference, strict=True):
-            assert start_BT is not None
-            for turn, start in batch.gather(start_BT).items():
-                apart = before[turn].logprobs - start
-                # A token without a log-prob is dropped by the guards of the step.
-                found[turn] = float(apart[torch.isfinite(apart)].sum())
-        return [found[turn] for turn in range(len(found))]
 
-    def _remember_supports(
-        self, batches: Sequence[MicroBatch], views: Sequence[TurnView]
-    ) -> list[TurnView]:
-        """The student before the first of several steps, on supports that came from the teacher."""
-        scores = score_batches(
-            self.policy, batches, support_ids=[support_of(view).ids for view in views]
-        )
-        return remember_supports(views, scores)
-
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: MicroBatch) -> Tensor | None:
-        if self.reference is None:
-            return None
-        return self.reference.token_logprobs(batch.ids_BT, batch.mask_BT).logprobs_BT
-
-
-def support_of(view: TurnView) -> TurnSupport:
-    """The support of a view whose objective has one."""
-    assert view.support is not None
-    return view.support
+def _start_kls(
+    batches: Sequence[MicroBatch],
+    before: Sequence[TurnScores] | None,
+    reference: Sequence[Tensor | None],
+) -> list[float]:
+    assert before is not None
+    found: dict[int, float] = {}
+    for batch, start_BT in zip(batches, reference, strict=True):
+        assert start_BT is not None
+        for turn, start in batch.gather(start_BT).items():
+            apart = before[turn].logprobs - start
+            # A token without a log-prob is dropped by the guards of the step.
+            found[turn] = float(apart[torch.isfinite(apart)].sum())
+    return [found[turn] for turn in range(len(found))]
 
 
 def batch_statistics(

@@ -13,17 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from records.names import DropReason
 from records.reading.summary import VoteSummary
 from records.turns.recording import RecordingKind
 from records.types import Logprobs, ReadySample, SampleResult
-from rollout_bridge.rehearsal.kinds import counts_by_kind, kind_of
+from rollout_bridge.rehearsal.kinds import LIVE, counts_by_kind
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
-from trainer.batch.views import TeachingPlan, teaching_metrics
+from trainer.batch.views import TeachingPlan, TurnView, has_teacher
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
 from trainer.config_checks import leaves_stale_uncorrected
@@ -31,6 +32,7 @@ from trainer.errors import DistillationOffError
 from trainer.objectives.frame import expected_means
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
 from trainer.objectives.policy.policy_gradient import term_ratio
+from trainer.objectives.rollout_correction.settings import health_warnings
 from trainer.step.preparation import PreparedBatch
 
 STATISTIC_KEYS = frozenset(
@@ -78,14 +80,18 @@ def term_ratios(
 class UpdateReport:
     """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
     NaN for a token that did not train. `untrained` gives, by index, why a sample has no such token,
-    unless the reason is a log-prob of the trainer's. `warnings` are those of rollout correction.
+    unless the reason is a log-prob of the trainer's.
     """
 
     skipped: DropReason | None
     metrics: dict[str, float]
     advantages: list[Logprobs]
     untrained: Mapping[int, DropReason] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of rollout correction."""
+        return health_warnings(self.metrics)
 
     def among(self, kept: Sequence[int], samples: Sequence[ReadySample]) -> UpdateReport:
         """This report of the `kept` ones as one of all `samples`: the others' teacher failed."""
@@ -168,9 +174,10 @@ def step_metrics(
     }
 
 
-def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, int]:
-    """How many turns of a batch came from each source, and how many samples, lessons included, have
-    tokens of a version that is not in the `chain` of surviving ones.
+def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict[str, float]:
+    """How many turns of a batch came from each source, how many lessons there are of each kind and
+    of each hint, and how many samples, lessons included, have tokens of a version that is not in
+    the `chain` of surviving ones.
     """
     alive = set(chain)
     lost = [one for one in samples if not alive.issuperset(s.version for s in one.version_spans)]
@@ -182,6 +189,7 @@ def batch_counters(samples: Sequence[ReadySample], chain: Sequence[int]) -> dict
         "turns/resampled": kinds[RecordingKind.RESAMPLED],
         "turns/again": sum(one.times_trained > 0 for one in turns),
         "guard/abandoned_turns": len(lost),
+        **counts_by_kind(samples),
     }
 
 
@@ -247,23 +255,20 @@ def batch_metrics(
     plan: TeachingPlan,
     config: TrainerConfig,
 ) -> dict[str, float]:
-    """Statistics of a pass over `samples`, and counts of what they were."""
+    """What a pass over `samples` was made of, next to its statistics."""
     tokens, nonfinite = total.sums["tokens"], total.sums["nonfinite"]
-    batches, options = prepared.batches, config.objective
-    compared = reward_facts(samples, prepared.start_kls)
-    facts = reward_metrics(compared, options)
+    options = config.objective
+    facts = term_ratios(total.reduced, options, config.beta_kl)
     if isinstance(options, HindsightOpd) and options.normalise:
         facts["opd/unnormalised_tokens"] = total.unnormalised
-    ratios = term_ratios(total.reduced, options, config.beta_kl)
     return (
-        total.statistics()
-        | facts
-        | ratios
+        facts
         | teaching_metrics(samples, prepared.views, plan)
-        | lesson_metrics(samples, total)
+        | lesson_gaps(samples, total)
+        | reward_metrics(reward_facts(samples, prepared.start_kls), options)
         | {
             "opd/num_eligible_samples": float(total.num_taught_turns),
-            "opd/kd_coef": options.kd_coef,
+            "opd/kd_coef": plan.kd_coef,
             "opd/frac_tokens_with_kd": total.sums["tokens_with_teacher"] / max(tokens, 1.0),
             "guard/nonfinite_tokens": nonfinite,
             "guard/rejected_tokens": total.rejected_tokens,
@@ -272,10 +277,33 @@ def batch_metrics(
             "guard/modified_turns": float(sum(not comparable(sample) for sample in samples)),
             "turns": float(len(samples)),
             "tokens": tokens,
-            "sequences": float(sum(len(batch.sequences) for batch in batches)),
-            "tokens_computed": float(sum(batch.num_tokens for batch in batches)),
+            "sequences": float(sum(len(batch.sequences) for batch in prepared.batches)),
+            "tokens_computed": float(prepared.tokens_computed),
         }
     )
+
+
+def teaching_metrics(
+    samples: Sequence[ReadySample], views: Sequence[TurnView], plan: TeachingPlan
+) -> dict[str, float]:
+    """The share of samples with a teacher, and what turns that chose among hints chose."""
+    taught = sum(has_teacher(sample, plan) for sample in samples)
+    return {"opd/frac_opd_samples": taught / len(samples)} | _hint_choice_metrics(views)
+
+
+def _hint_choice_metrics(views: Sequence[TurnView]) -> dict[str, float]:
+    """For turns whose tokens chose among hints: tokens shared with the chosen hint's top-k, and the
+    chosen hint's index, as means over tokens (ALGORITHMS 3.5); empty without any.
+    """
+    choices = [view.choice for view in views if view.choice is not None]
+    if not choices:
+        return {}
+    overlap = torch.cat([one.overlap_T for one in choices]).double()
+    candidates = torch.cat([one.candidates_T for one in choices]).double()
+    return {
+        "opd/sel_overlap_at_k_star": overlap.mean().item(),
+        "opd/sel_k_star_mean": candidates.mean().item(),
+    }
 
 
 def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
@@ -288,16 +316,15 @@ def check_keys(metrics: dict[str, float], expected: frozenset[str]) -> None:
         raise DistillationOffError("samples are eligible, but no token has a teacher's score")
 
 
-def lesson_metrics(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
-    """For a batch with lessons: how many of each kind and of each hint, and by kind the mean
-    |teacher - student| of the tokens that have a teacher, in nats. Empty for a batch without
-    lessons.
+def lesson_gaps(samples: Sequence[ReadySample], totals: BatchTotals) -> dict[str, float]:
+    """For a batch with lessons by kind the mean |teacher - student| of the tokens that have a
+    teacher, in nats. Empty for a batch without lessons.
     """
     if all(sample.lesson is None for sample in samples):
         return {}
     places: dict[str, list[int]] = {}
     for place, sample in enumerate(samples):
-        places.setdefault(kind_of(sample), []).append(place)
-    counts = counts_by_kind(samples)
+        kind = LIVE if sample.lesson is None else sample.lesson.value
+        places.setdefault(kind, []).append(place)
     gaps = {f"lessons/gap_{kind}": totals.mean_gap_of(found) for kind, found in places.items()}
-    return counts | {name: gap for name, gap in gaps.items() if not math.isnan(gap)}
+    return {name: gap for name, gap in gaps.items() if not math.isnan(gap)}

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,19 +19,17 @@ from records.lessons.names import LessonKind
 from records.names import DropReason
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
-from trainer.batch.collate import MicroBatch
 from trainer.batch.side_sampling import Older, is_known, lacks_side_samples, with_side_samples
 from trainer.batch.token_batch import BatchTotals, Correction, assemble
-from trainer.batch.views import TeachingPlan, TurnView, unteachable
+from trainer.batch.views import TeachingPlan, unteachable
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.model.policy import Policy
 from trainer.model.teacher_models import EmaTeacher
-from trainer.model.token_states import LogprobModel, TokenRequest
-from trainer.objectives.batch import NO_COUNTS, GlobalCounts
+from trainer.model.token_states import LogprobModel
 from trainer.objectives.frame import LossSettings, ObjectiveResult, objective_loss
 from trainer.step.memory_plan import is_beyond
-from trainer.step.preparation import BatchPreparation, PreparedBatch, support_of
+from trainer.step.preparation import BatchPreparation, PreparedBatch
 from trainer.step.report import UpdateReport, batch_metrics, check_keys, expected_keys
 
 
@@ -77,6 +74,8 @@ class Updater:
             side_source=config.side_source,
         )
         self._correction = Correction(config.correction.settings())
+        self.preparation = self._preparation_by(self.plan)
+        """What prepares this updater's batches."""
         self.expected_keys = expected_keys(config, self._correction)
         """Metrics that every update reports."""
         self._parameters = policy.trainable_parameters()
@@ -90,14 +89,12 @@ class Updater:
         )
         self._probed = False
 
-    @property
-    def preparation(self) -> BatchPreparation:
-        """What prepares this updater's batches."""
+    def _preparation_by(self, plan: TeachingPlan) -> BatchPreparation:
         return BatchPreparation(
             policy=self.policy,
             reference=self.reference,
             config=self.config,
-            plan=self.plan,
+            plan=plan,
             correction=self._correction,
             older=self.older,
         )
@@ -157,9 +154,8 @@ class Updater:
         started = time.perf_counter()
         lr = self._set_learning_rate(rate * learning_rate_at(step, self.config))
         prepared = self.preparation.prepare(samples, version_gaps, sequences, step)
-        lost = frozenset(index for index, view in enumerate(prepared.views) if view.lacks_scores)
-        if lost:
-            return self._update_without(lost, samples, step, version_gaps, rate)
+        if prepared.lost:
+            return self._update_without(prepared.lost, samples, step, version_gaps, rate)
         looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
         for _ in range(self.config.epochs_per_batch):
@@ -169,11 +165,9 @@ class Updater:
                 break
             changed = True
         self.optimizer.zero_grad(set_to_none=True)
-        correction = self._correction.report(total.rows)
+        metrics = total.statistics() | self._correction.report(total.rows).metrics
         # The correction counts non-finite tokens too, but only among those that it compares.
-        metrics = correction.metrics | batch_metrics(
-            total, samples, prepared, self.plan, self.config
-        )
+        metrics |= batch_metrics(total, samples, prepared, self.plan, self.config)
         metrics |= {
             "lr": lr,
             "grad_norm": grad_norm,
@@ -186,7 +180,6 @@ class Updater:
             metrics=metrics,
             advantages=[total.advantages[index] for index in range(len(samples))],
             untrained=dict.fromkeys(total.rejected_turns, DropReason.ROLLOUT_REJECTED),
-            warnings=correction.warnings,
         )
 
     def _update_without(
@@ -220,9 +213,7 @@ class Updater:
         """The whole path of an update without the step, under another `plan` if one is given. It
         leaves no gradient behind, nor what it found about the distillation term's.
         """
-        preparation = self.preparation
-        if plan is not None:
-            preparation = replace(preparation, plan=plan)
+        preparation = self.preparation if plan is None else self._preparation_by(plan)
         try:
             return self.accumulate(preparation.prepare(samples))
         finally:
@@ -232,34 +223,25 @@ class Updater:
     def accumulate(self, prepared: PreparedBatch) -> BatchTotals:
         """Gradients of the whole batch, one micro-batch at a time."""
         self.optimizer.zero_grad(set_to_none=True)
-        views = prepared.views
-        context = prepared.context(self.options, self._correction)
-        total = BatchTotals(unnormalised=context.statistics.unnormalised)
-        planned = NO_COUNTS
-        for batch in prepared.batches:
-            planned = planned + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
-        for batch, reference_BT in zip(prepared.batches, prepared.reference, strict=True):
+        total = BatchTotals(unnormalised=prepared.statistics.unnormalised)
+        parts = zip(prepared.batches, prepared.requests, prepared.reference, strict=True)
+        for batch, request, reference_BT in parts:
             now = self.policy.token_logprobs(
-                batch.ids_BT, batch.mask_BT, batch.temperatures_BT, self._request(batch, views)
+                batch.ids_BT, batch.mask_BT, batch.temperatures_BT, request
             )
-            assembled = assemble(batch, now, reference_BT, context)
-            result = self.loss_function(assembled.tokens, self.options, self.settings, planned)
+            assembled = assemble(batch, now, reference_BT, prepared)
+            result = self.loss_function(
+                assembled.tokens, self.options, self.settings, prepared.counts
+            )
             if not self._probed:
                 self._probe(result)
             result.loss.backward()
-            total.add(result, assembled, batch, views)
-        self._renormalise(total, planned)
+            total.add(result, assembled, batch, prepared.views)
+        factor = total.renormalise(prepared.counts, self.config.aggregation)
+        for parameter in self._parameters:
+            if parameter.grad is not None and factor != 1.0:
+                parameter.grad.mul_(factor)
         return total
-
-    def _request(self, batch: MicroBatch, views: Sequence[TurnView]) -> TokenRequest:
-        support_ids = None
-        if self.options.support != "none":
-            support_ids = batch.spread([support_of(view).ids for view in views], fill=0)
-        return TokenRequest(
-            support_ids_BTK=support_ids,
-            top_k=self.plan.support_size if self.options.compares_topk else 0,
-            entropy_gradient=self.config.beta_entropy != 0,
-        )
 
     def _probe(self, result: ObjectiveResult) -> None:
         """Whether the distillation term alone has a gradient (checked once)."""
@@ -269,18 +251,6 @@ class Updater:
         self._probed = any(
             bool(gradient.abs().max() > 0) for gradient in gradients if gradient is not None
         )
-
-    def _renormalise(self, total: BatchTotals, planned: GlobalCounts) -> None:
-        """What guards and rejection removed leaves the denominator as well."""
-        factor = planned.denominator(self.config.aggregation) / max(
-            total.counts.denominator(self.config.aggregation), 1.0
-        )
-        if factor == 1.0 or total.counts.tokens == 0:
-            return
-        total.reduced = {name: value * factor for name, value in total.reduced.items()}
-        for parameter in self._parameters:
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
 
     def _check_and_step(
         self, total: BatchTotals, samples: Sequence[ReadySample]

@@ -15,7 +15,8 @@ import pytest
 from opd.commands.doctor import lines
 from records.messages import EchoChange, Message
 from records.names import TurnState
-from records.reading.explaining import Limits, explain
+from records.reading.explaining import explain
+from records.reading.waiting_limits import WaitingLimits
 from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Door
 
@@ -228,7 +229,7 @@ async def test_doctor_says_what_the_client_changed(door: Door) -> None:
     await by_chat(door, [USER, shown, *results_of(shown)])
     (session,) = await door.store.sessions_named(first.session_id)
     run = await door.store.run_facts()
-    limits = Limits(batch_size=16, idle_timeout_s=60.0, hint_wait_s=None)
+    limits = WaitingLimits(batch_size=16, idle_timeout_s=60.0, hint_wait_s=None)
     one = explain(session.turns[0], session, run, limits, 0.0)
     assert one.echo_changes == ("text",)
     report = {"session_id": "s", "name": None, "closed": None, "last_seen": 0.0}

@@ -20,7 +20,8 @@ from records.hints.types import RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind
 from records.names import DropReason, TurnState, TurnType
 from records.reading.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS
-from records.reading.explaining import Limits, explain
+from records.reading.explaining import explain
+from records.reading.waiting_limits import WaitingLimits
 from records.store import Store
 from tests.records.builders import (
     HINT,
@@ -92,7 +93,9 @@ def test_what_a_session_came_to_and_that_a_turn_waits_for_it(config_file: Path) 
     async def work(store: Store) -> tuple[str, list[str]]:
         session_id = await a_session(store)
         turn_id = await turn_in(store, TurnState.READY, session_id=session_id)
-        limits = Limits(batch_size=1, idle_timeout_s=9, hint_wait_s=None, outcome_wait_s=100.0)
+        limits = WaitingLimits(
+            batch_size=1, idle_timeout_s=9, hint_wait_s=None, outcome_wait_s=100.0
+        )
         waited_for = []
         for outcome in (None, 0.25):
             if outcome is not None:

@@ -8,10 +8,11 @@ from sqlalchemy import func, select, text
 
 from records.care.deletion import Deleted
 from records.care.housekeeping import Backup, Housekeeping
+from records.care.rows import DeletionRow
 from records.config import StoreConfig
 from records.names import TurnState
 from records.store import Store
-from records.tables.models import Base, DeletionRow, NodeRow
+from records.tables.models import Base, NodeRow
 from records.types import CapturedTurn, SideSamples
 from tests.records.builders import (
     ANSWER,

@@ -6,10 +6,10 @@ from sqlalchemy import select
 
 from records.care.housekeeping import Housekeeping
 from records.care.lineage import DeletedSession
+from records.care.rows import DeletionRow
 from records.lessons.names import LessonDrop
 from records.names import TurnState
 from records.store import Store
-from records.tables.models import DeletionRow
 from tests.records.builders import (
     REPLY,
     SCOPE,

@@ -13,8 +13,8 @@ from records.errors import StoreConflict
 from records.names import DropReason, TurnState
 from records.outcomes.rows import OutcomeSource
 from records.store import Store
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
-from records.training.prompt_history import HistoryWindow
 from records.types import CapturedTurn, ReadySample, TurnRecord, VersionSpan
 from tests.records.builders import (
     OWNER,

@@ -10,7 +10,7 @@ from records.care.housekeeping import Housekeeping
 from records.names import TurnState
 from records.store import Store
 from records.training import prompt_history
-from records.training.prompt_history import HistoryWindow
+from records.training.history_window import HistoryWindow
 from records.types import ReadySample, VersionSpan
 from tests.records.builders import (
     OWNER,

@@ -17,6 +17,7 @@ from trainer.errors import CheckpointError
 from trainer.model.lora import adapter_state, known_warnings, save_adapter
 from trainer.model.policy import Policy
 from trainer.publishing.merged import save_full
+from trainer.step.update import Updater
 
 LORA = LoraConfig(rank=2, alpha=4)
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -51,11 +52,10 @@ def test_a_resumed_updater_continues_exactly(folder, checkpoints, lora):
     updater = make(folder, lora=lora)
     chain = three_steps(checkpoints, updater)
     assert [link.version for link in checkpoints.open()] == [0, 1, 2, 3]
-    resumed = make(
-        folder if lora else checkpoints.folder(3), lora=lora, reference=False, beta_kl=0.0
-    )
-    reference = make(folder, lora=lora).reference
-    resumed.reference = resumed.reference or reference
+    options = {"lora": lora, "reference": False, "beta_kl": 0.0}
+    found = make(folder if lora else checkpoints.folder(3), **options)
+    reference = found.reference or make(folder, lora=lora).reference
+    resumed = Updater(found.policy, reference, found.config)
     resumed.settings = updater.settings
     checkpoints.load(chain[-1], resumed.policy, resumed.optimizer)
     for step in range(3, 5):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from records.names import DropReason, SideSource
+from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
-from records.training.prompt_history import HistoryWindow
 from records.types import ReadySample, SideSamples, Teaching
 from tests.trainer.tiny import conversation
 from trainer.batch.views import TeachingPlan, unteachable

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from trainer.objectives.batch import Support, TokenBatch, TokenTerms
 from trainer.objectives.distributions.gather import shared_ids
-from trainer.objectives.names import canonical_kl_name
+from trainer.objectives.names import KlEstimator, KlRatio, canonical_kl_name
 from trainer.objectives.options import ForwardKlTopk, SupervisedOpd, TopkTailReverseKl
 
 LOG_RATIO_LIMIT = 20.0
@@ -57,20 +57,24 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 def kl_estimate(
-    name: str, logprobs: Tensor, other_logprobs: Tensor, importance_ratio: Tensor | None = None
+    estimator: str | KlEstimator,
+    logprobs: Tensor,
+    other_logprobs: Tensor,
+    importance_ratio: Tensor | None = None,
 ) -> Tensor:
     """Estimate KL(student || other) per token from d = logprobs - other_logprobs, any shape.
 
-    `name+` has the value of the base and the gradient of k2. `importance_ratio` multiplies the
-    value, before k3's last clamp, and carries its own gradient ("unbiased KL").
+    An estimator with a + has the value of its base and the gradient of k2. `importance_ratio`
+    multiplies the value, before k3's last clamp, and carries its own gradient ("unbiased KL").
     """
-    base, straight_through = canonical_kl_name(name)
-    value = _base_estimate(base, logprobs, other_logprobs)
+    if isinstance(estimator, str):
+        estimator = canonical_kl_name(estimator)
+    value = _base_estimate(estimator.base, logprobs, other_logprobs)
     if importance_ratio is not None:
         value = value * importance_ratio
-    if base == "k3":
+    if estimator.base == "k3":
         value = torch.clamp(value, -K3_LIMIT, K3_LIMIT)
-    if not straight_through:
+    if not estimator.straight_through:
         return value
     surrogate = 0.5 * (logprobs - other_logprobs).square()
     if importance_ratio is not None:
@@ -112,6 +116,34 @@ def kl_with_ratio(
     return torch.minimum(ratio * kl, torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high) * kl)
 
 
+def kl_to_start(
+    clean: TokenBatch,
+    estimator: KlEstimator,
+    ratio: KlRatio,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> Tensor:
+    """The KL to the frozen start per token at temperature 1. Its own ratio, if it has one, is at
+    the sample's temperature.
+    """
+    assert clean.reference_logprobs_BT is not None
+    if ratio == "clipped":
+        kl_BT = kl_estimate(estimator, clean.logprobs_BT, clean.reference_logprobs_BT)
+        return kl_with_ratio(
+            kl_BT,
+            clean.logprobs_sampled_BT,
+            clean.old_logprobs_sampled_BT,
+            clip_low=clip_low,
+            clip_high=clip_high,
+        )
+    ratio_BT = None
+    if ratio == "unbiased":
+        gap_BT = clean.logprobs_sampled_BT - clean.old_logprobs_sampled_BT
+        ratio_BT = torch.exp(gap_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    return kl_estimate(estimator, clean.logprobs_BT, clean.reference_logprobs_BT, ratio_BT)
+
+
 def distillation_advantage(teacher_logprobs: Tensor, student_logprobs: Tensor) -> Tensor:
     """sg(log q(a|s + hint) - log pi(a|s)): positive where the teacher likes the token better. Both
     are at temperature 1; neither normalised nor clipped.
@@ -123,7 +155,7 @@ def supervised_terms(batch: TokenBatch, options: SupervisedOpd) -> TokenTerms:
     """The estimator of KL(student || teacher) on the sampled token (ALGORITHMS 2.1, 2.4)."""
     value_BT = kl_estimate(options.estimator, batch.logprobs_BT, batch.teacher_logprobs_BT)
     means = {"opd/abs_loss": value_BT.abs()}
-    if canonical_kl_name(options.estimator)[0] == "k3":
+    if canonical_kl_name(options.estimator).base == "k3":
         means["opd/k3_clamped_frac"] = k3_clamped(
             batch.logprobs_BT.detach(), batch.teacher_logprobs_BT
         )
@@ -150,9 +182,10 @@ def divergence_terms(
     )
 
 
-def needed_support(batch: TokenBatch) -> Support:
-    """The support of a batch whose objective has one."""
-    assert batch.support is not None
+def needed_support(batch: TokenBatch, objective: str) -> Support:
+    """The support of a batch whose objective has one. Raises ValueError if it is absent."""
+    if batch.support is None:
+        raise ValueError(f"objective {objective!r} needs a support at every position")
     return batch.support
 
 
@@ -243,7 +276,7 @@ def kl_terms(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 def tail_kl_terms(batch: TokenBatch, options: TopkTailReverseKl) -> TokenTerms:
     """KL(student || teacher) on the teacher's top-k and the rest (ALGORITHMS 2.6)."""
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     result = topk_tail_reverse_kl(support.student_BTK, support.teacher_BTK, valid=support.valid_BTK)
     means = {
         "opd/student_tail": result.student_tail.exp(),
@@ -316,7 +349,7 @@ def forward_kl_topk(
 
 def forward_kl_terms(batch: TokenBatch, options: ForwardKlTopk) -> TokenTerms:
     """KL(teacher || student) on the teacher's top-k, not below 0 (ALGORITHMS 2.5)."""
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     result = forward_kl_topk(
         support.student_BTK,
         support.teacher_BTK,

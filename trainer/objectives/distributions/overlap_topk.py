@@ -128,7 +128,7 @@ def _in_support(
 
 def overlap_terms(batch: TokenBatch, options: OverlapTopk) -> TokenTerms:
     """OpenClaw v2's clipped steps on a small support (ALGORITHMS 3.4)."""
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     result = overlap_topk(
         support.student_BTK,
         support.old_BTK,

@@ -91,7 +91,7 @@ def _complete(logprobs: Tensor, rest: Rest) -> Tensor:
 
 def self_distillation_terms(batch: TokenBatch, options: SelfDistillation) -> TokenTerms:
     """SDPO's divergence, weighted by the sampled token's clipped ratio (ALGORITHMS 2.7)."""
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     value_BT = self_distillation_divergence(
         support.student_BTK,
         support.teacher_BTK,

@@ -198,7 +198,7 @@ def side_sample_terms(batch: TokenBatch, options: SideSampleOptions) -> TokenTer
     """Multi-sample Monte Carlo of KL(student || teacher), or of KL(teacher || student) (ALGORITHMS
     5.2, 5.4).
     """
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     if options.direction == "forward":
         value_BT = side_sample_forward_kl(
             support.student_BTK, support.teacher_BTK, support.valid_BTK

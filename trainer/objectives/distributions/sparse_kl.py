@@ -115,7 +115,7 @@ def _elements(student: Tensor, teacher: Tensor, forward_share: float) -> Tensor:
 
 def sparse_kl_terms(batch: TokenBatch, options: SparseKl) -> TokenTerms:
     """KL on a finite cache of tokens (ALGORITHMS 5.4)."""
-    support = needed_support(batch)
+    support = needed_support(batch, options.name)
     if options.direction == "policy_gradient":
         clipped = sparse_policy_gradient(
             support.student_BTK, support.old_BTK, support.teacher_BTK, support.valid_BTK

@@ -2,9 +2,9 @@
 
 Facts: ALGORITHMS 4 and 0.1. It needs log-probs of the whole batch only, so it is called once for
 all micro-batches: mean and metrics are then those of the global batch. It does not know losses.
-Each rule of rejection has one statistic (4.3): with x the log-ratio, k1 = -x, k2 = x^2/2 and k3 =
-exp(x) - 1 - x, all estimates of the divergence of the rollout engine from the trainer, per token or
-as sum, mean or maximum over a sequence. A veto is one token's against its whole sequence (4.4).
+Weights are detached; their metrics are taken after truncation, those before it have the suffix
+`_raw`. A veto is one token's against its whole sequence (4.4); rules of rejection are in
+rejection.py.
 
 Shapes: B rows, T tokens; N compared tokens; S sequences.
 """
@@ -17,30 +17,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
 from trainer.objectives.rollout_correction.ratios import (
     PREFIX,
     ComparedTokens,
     Metrics,
+    Ratios,
     TokenSelection,
+    at_tokens,
     compare,
     comparison_metrics,
+    effective_share,
     fraction,
-    largest,
     mean,
+    numbers,
     ratio_metrics,
-    sample_spread,
     sequence_ratios,
-    smallest,
     spread,
     token_ratios,
-    weigh,
+)
+from trainer.objectives.rollout_correction.rejection import (
+    reject,
+    rejected_tokens,
+    rejection_metrics,
 )
 from trainer.objectives.rollout_correction.settings import (
-    RejectionRule,
+    MODES,
     RolloutCorrectionSettings,
     health_warnings,
 )
+
+_SMALLEST_MEAN = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,11 @@ class CorrectionResult:
     weights_BT: Tensor | None
     mask_BT: Tensor
     metrics: dict[str, float]
-    warnings: tuple[str, ...]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One line per metric that is not healthy."""
+        return health_warnings(self.metrics)
 
 
 @torch.no_grad()
@@ -68,7 +78,7 @@ def correct_rollout(
     fresh_BT: Tensor | None = None,
 ) -> CorrectionResult:
     """Correct samples of the rollout engine; all tensors [B, T], log-probs of the sampled tokens at
-    the sample's temperature. `settings.traits.train_logprobs` says which ones to pass.
+    the sample's temperature. `MODES` says which ones to pass.
 
     With turn ids (-1: no policy token) a sequence is a turn, else a row. `after_tool_BT` is 1 at
     tokens after tool output: it adds metrics for them and for the others, and `post_tool_upper`
@@ -90,42 +100,33 @@ def correct_rollout(
     is_fresh_BT = selection.compared_BT if fresh_BT is None else fresh_BT > 0
     after_tool_N = None if after_tool_BT is None else after_tool_BT[selection.compared_BT] > 0
     metrics = comparison_metrics(tokens, is_fresh_BT[selection.compared_BT], after_tool_N)
-    weights_BT, weight_report = weigh(tokens, selection, after_tool_N, settings)
-    rejections = [
-        reject(tokens, rule, clamp_before_sum=settings.clamp_before_sum)
-        for rule in settings.rejections
-    ]
+    raw = None
+    if settings.importance_level is not None:
+        by_token = settings.importance_level == "token"
+        raw = token_ratios(tokens) if by_token else sequence_ratios(tokens)
     catastrophic = veto(train_logprobs_BT, rollout_logprobs_BT, selection, settings.veto_threshold)
-    keep_BT = selection.usable_BT & ~selection.at_tokens(catastrophic.sequences_S)
-    keep_BT &= ~_rejected(rejections, tokens, selection)
-    metrics |= weight_report | rejection_metrics(rejections, tokens)
+    keep_BT = selection.usable_BT & ~at_tokens(catastrophic.sequences_S, selection.sequences_BT)
+    if settings.rejections:
+        rejections = [
+            reject(tokens, rule, clamp_before_sum=settings.clamp_before_sum)
+            for rule in settings.rejections
+        ]
+        keep_BT &= ~rejected_tokens(rejections, tokens, selection)
+        metrics |= rejection_metrics(rejections, tokens)
     metrics |= _guard_metrics(selection, keep_BT)
+    weights_BT = None
+    if raw is not None:
+        weights_BT, weight_metrics = weigh(raw, tokens, selection, after_tool_N, settings)
+        metrics |= weight_metrics
     metrics[PREFIX + "rollout_is_veto_fraction"] = fraction(catastrophic.sequences_S)
     metrics[PREFIX + "rollout_is_catastrophic_token_fraction"] = fraction(
         catastrophic.tokens_BT[selection.active_BT]
     )
-    numbers = _numbers(metrics)
     return CorrectionResult(
         weights_BT=weights_BT,
         mask_BT=torch.where(keep_BT, mask_BT, torch.zeros_like(mask_BT)),
-        metrics=numbers,
-        warnings=health_warnings(numbers),
+        metrics=numbers(metrics),
     )
-
-
-def _rejected(
-    rejections: list[Rejection], tokens: ComparedTokens, selection: TokenSelection
-) -> Tensor:
-    """True [B, T] at tokens that a rule rejects, alone or with their sequence."""
-    rejected_BT = torch.zeros_like(selection.active_BT)
-    for rejection in rejections:
-        if rejection.by_sequence:
-            rejected_S = rejected_BT.new_zeros(selection.num_sequences)
-            rejected_S[tokens.sequence_N[rejection.rejected_N]] = True
-            rejected_BT |= selection.at_tokens(rejected_S)
-        else:
-            rejected_BT[selection.compared_BT] |= rejection.rejected_N
-    return rejected_BT
 
 
 def _guard_metrics(selection: TokenSelection, keep_BT: Tensor) -> Metrics:
@@ -141,22 +142,12 @@ def _guard_metrics(selection: TokenSelection, keep_BT: Tensor) -> Metrics:
 
 def _empty(mask_BT: Tensor, settings: RolloutCorrectionSettings) -> CorrectionResult:
     """The result for a batch without a token at mask 1."""
-    applies = settings.importance_level is not None and settings.traits.applies_weights
+    applies = settings.importance_level is not None and MODES[settings.mode].applies_weights
     return CorrectionResult(
         weights_BT=torch.zeros_like(mask_BT) if applies else None,
         mask_BT=torch.zeros_like(mask_BT),
         metrics={"guard/empty_batch": 1.0},
-        warnings=(),
     )
-
-
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    """All values at once: one synchronisation with the device."""
-    device = next(iter(metrics.values())).device
-    stacked = torch.stack(
-        [value.to(device=device, dtype=torch.float64) for value in metrics.values()]
-    )
-    return dict(zip(metrics, stacked.tolist(), strict=True))
 
 
 def _check_shapes(train_logprobs_BT: Tensor, others: dict[str, Tensor | None]) -> None:
@@ -170,75 +161,6 @@ def _check_shapes(train_logprobs_BT: Tensor, others: dict[str, Tensor | None]) -
                 f"rollout correction: {name} has shape {tuple(tensor.shape)}, "
                 f"train_logprobs {tuple(train_logprobs_BT.shape)}"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rejection:
-    """One rule's statistic as each token [N] and each sequence [S] sees it, and what it rejects.
-
-    `by_sequence`: all tokens of a sequence share one value. Otherwise `sequence_S` holds means.
-    `low` and `high` are the bounds of the statistic; for k1 [-log upper, -log lower].
-    """
-
-    rule: RejectionRule
-    token_N: Tensor
-    sequence_S: Tensor
-    by_sequence: bool
-    low: float
-    high: float
-
-    @property
-    def rejected_N(self) -> Tensor:
-        """True where the rule rejects a token, alone or with its sequence."""
-        return (self.token_N < self.low) | (self.token_N > self.high)
-
-
-def reject(tokens: ComparedTokens, rule: RejectionRule, *, clamp_before_sum: bool) -> Rejection:
-    """Evaluate one rule on the compared tokens.
-
-    k1 of a sequence clamps the sum or mean of x to +-20, or each x if `clamp_before_sum`; k2 and k3
-    clamp each x.
-    """
-    low, high = -math.inf, rule.upper
-    if rule.lower is not None:
-        low = -math.log(rule.upper)
-        high = -math.log(rule.lower) if rule.lower > 0 else math.inf
-    value_N = _estimate(rule.estimator, _clamp(tokens.log_ratio_N))
-    if rule.reduction == "token":
-        value_S = tokens.mean_by_sequence(value_N)
-    else:
-        after = rule.bounds_ratio and not clamp_before_sum
-        value_S = _reduce(rule.reduction, tokens, -tokens.log_ratio_N if after else value_N)
-        value_S = _clamp(value_S) if after else value_S
-        value_N = value_S[tokens.sequence_N]
-    return Rejection(
-        rule=rule,
-        token_N=value_N,
-        sequence_S=value_S,
-        by_sequence=rule.reduction != "token",
-        low=low,
-        high=high,
-    )
-
-
-def _clamp(values: Tensor) -> Tensor:
-    return torch.clamp(values, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-
-
-def _estimate(estimator: str, log_ratio: Tensor) -> Tensor:
-    if estimator == "k1":
-        return -log_ratio
-    if estimator == "k2":
-        return 0.5 * log_ratio.square()
-    return torch.expm1(log_ratio) - log_ratio
-
-
-def _reduce(reduction: str, tokens: ComparedTokens, values_N: Tensor) -> Tensor:
-    if reduction == "seq_sum":
-        return tokens.sum_by_sequence(values_N)
-    if reduction == "seq_mean":
-        return tokens.mean_by_sequence(values_N)
-    return tokens.max_by_sequence(values_N)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,65 +192,106 @@ def veto(
     return Veto(tokens_BT=tokens_BT, sequences_S=sequences_S)
 
 
-def rejection_metrics(rejections: list[Rejection], tokens: ComparedTokens) -> Metrics:
-    """Of each rule's statistic, `rollout_rs_{rule}_*`, and what all rules together reject.
+def weigh(
+    raw: Ratios,
+    tokens: ComparedTokens,
+    selection: TokenSelection,
+    after_tool_N: Tensor | None,
+    settings: RolloutCorrectionSettings,
+) -> tuple[Tensor | None, Metrics]:
+    """Weights [B, T] from `raw` ratios if the mode applies them, and their metrics in any case."""
+    applied = _applied_weights(raw, tokens, settings, after_tool_N)
+    metrics = _weight_metrics(raw, applied, tokens, settings)
+    if settings.post_tool_upper is not None and after_tool_N is not None:
+        bounded_N = raw.token_N[after_tool_N] > settings.post_tool_upper
+        metrics[PREFIX + "post_tool/bounded_fraction"] = fraction(bounded_N)
+    weight_N = applied.token_N
+    if settings.batch_normalize:
+        factor = _batch_norm_factor(applied, tokens)
+        weight_N = weight_N / factor
+        metrics[PREFIX + "rollout_is_batch_norm_factor"] = factor
+    if not MODES[settings.mode].applies_weights:
+        return None, metrics
+    weights_BT = selection.usable_BT.to(weight_N.dtype)
+    weights_BT[selection.compared_BT] = weight_N
+    return weights_BT, metrics
 
-    With a single rule that bounds the ratio, `rollout_rs_*` also describe that ratio.
+
+def _applied_weights(
+    raw: Ratios,
+    tokens: ComparedTokens,
+    settings: RolloutCorrectionSettings,
+    after_tool_N: Tensor | None = None,
+) -> Ratios:
+    """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode.
+
+    Where `after_tool_N` is true the upper bound is `post_tool_upper`, if there is one; a sequence
+    with such a token has that bound as a whole.
     """
-    metrics: Metrics = {}
-    rejected_N = torch.zeros_like(tokens.sequence_N, dtype=torch.bool)
-    for rejection in rejections:
-        rejected_N = rejected_N | rejection.rejected_N
-        metrics |= {
-            f"{PREFIX}rollout_rs_{rejection.rule.statistic}_{name}": value
-            for name, value in _statistic_metrics(rejection, tokens).items()
-        }
-    if len(rejections) == 1 and rejections[0].rule.lower is not None:
-        metrics |= {
-            f"{PREFIX}rollout_rs_{name}": value
-            for name, value in _rejected_ratio_metrics(rejections[0], tokens).items()
-        }
-    if rejections:
-        for name, value in _masked(rejected_N, tokens).items():
-            metrics[f"{PREFIX}rollout_rs_{name}"] = value
-            metrics[f"{PREFIX}rollout_is_{name}"] = value
+    upper_N, upper_S = _upper_bounds(raw, tokens, settings, after_tool_N)
+
+    def apply(ratio: Tensor, upper: Tensor) -> Tensor:
+        if settings.is_mask_mode:
+            return ratio
+        if settings.importance_lower is None:
+            return torch.minimum(ratio, upper)
+        inside = (ratio >= settings.importance_lower) & (ratio <= upper)
+        return torch.where(inside, ratio, torch.zeros_like(ratio))
+
+    weight_N = apply(raw.token_N, upper_N)
+    if raw.log_S is not None:
+        return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S, upper_S), log_S=raw.log_S)
+    return Ratios(token_N=weight_N, sequence_S=tokens.mean_by_sequence(weight_N), log_S=None)
+
+
+def _upper_bounds(
+    raw: Ratios,
+    tokens: ComparedTokens,
+    settings: RolloutCorrectionSettings,
+    after_tool_N: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The upper bound of the weight of each token [N] and of each sequence [S]."""
+    upper_N = torch.full_like(raw.token_N, settings.importance_upper)
+    upper_S = torch.full_like(raw.sequence_S, settings.importance_upper)
+    if settings.post_tool_upper is None or after_tool_N is None:
+        return upper_N, upper_S
+    upper_N[after_tool_N] = settings.post_tool_upper
+    upper_S[tokens.sequence_N[after_tool_N]] = settings.post_tool_upper
+    return (upper_S[tokens.sequence_N] if raw.log_S is not None else upper_N), upper_S
+
+
+def _batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:
+    """What to divide weights by: their mean over tokens, or over sequences for weights of those.
+
+    1 where the mean is not above 1e-8, NaN where there are no weights. The batch is the one given
+    here, so it has to be the global one.
+    """
+    is_shared = weights.log_S is not None
+    values = tokens.present(weights.sequence_S) if is_shared else weights.token_N
+    factor = mean(values)
+    return torch.where(factor <= _SMALLEST_MEAN, torch.ones_like(factor), factor)
+
+
+def _weight_metrics(
+    raw: Ratios, applied: Ratios, tokens: ComparedTokens, settings: RolloutCorrectionSettings
+) -> Metrics:
+    """Of weights before normalisation by the batch: `rollout_is_*` and `rollout_is_*_raw`.
+
+    Deviation and effective sample size clamp to [0, upper], and before truncation to [1/upper,
+    upper]; unclamped ones have the suffix `_unclamped`: within the bounds neither can show that
+    weights run away. `oob_ratio` is the share of tokens outside both bounds, where there are two.
+    """
+    high = settings.importance_upper
+    floor = 1.0 / high
+    # Below this a ratio counts as low.
+    low = floor if settings.importance_lower is None else settings.importance_lower
+    before = ratio_metrics(raw, raw, tokens, low=low, high=high, clamp=(floor, high))
+    after = ratio_metrics(applied, raw, tokens, low=low, high=high, clamp=(0.0, high))
+    metrics = {f"{PREFIX}rollout_is_{name}": value for name, value in after.items()}
+    metrics |= {f"{PREFIX}rollout_is_{name}_raw": value for name, value in before.items()}
+    metrics[f"{PREFIX}rollout_is_std_unclamped"] = spread(raw.token_N)
+    metrics[f"{PREFIX}rollout_is_eff_sample_size_unclamped"] = effective_share(raw.token_N)
+    if settings.importance_lower is not None:
+        outside_N = (raw.token_N < low) | (raw.token_N > high)
+        metrics[f"{PREFIX}rollout_is_oob_ratio"] = fraction(outside_N)
     return metrics
-
-
-def _rejected_ratio_metrics(rejection: Rejection, tokens: ComparedTokens) -> Metrics:
-    rule = rejection.rule
-    low, high = rule.lower or 0.0, rule.upper
-    if rule.reduction == "token":
-        ratios = token_ratios(tokens)
-    else:
-        ratios = sequence_ratios(tokens, geometric=rule.reduction == "seq_mean")
-    return ratio_metrics(ratios, ratios, tokens, low=low, high=high, clamp=(low, high))
-
-
-def _statistic_metrics(rejection: Rejection, tokens: ComparedTokens) -> Metrics:
-    value_S = tokens.present(rejection.sequence_S)
-    described = value_S if rejection.by_sequence else rejection.token_N
-    metrics = {
-        "mean": mean(rejection.token_N),
-        "max": largest(described),
-        "min": smallest(described),
-        "std": spread(rejection.token_N.clamp(min=rejection.low, max=rejection.high)),
-        "fraction_high": fraction(described > rejection.high),
-        "fraction_low": fraction(described < rejection.low),
-        "seq_mean": mean(value_S),
-        "seq_std": sample_spread(value_S),
-        "seq_max": largest(value_S),
-        "seq_min": smallest(value_S),
-        "seq_max_deviation": largest(value_S.abs()),
-        "seq_fraction_high": fraction(value_S > rejection.high),
-        "seq_fraction_low": fraction(value_S < rejection.low),
-    }
-    return metrics | _masked(rejection.rejected_N, tokens)
-
-
-def _masked(rejected_N: Tensor, tokens: ComparedTokens) -> Metrics:
-    touched_S = tokens.sum_by_sequence(rejected_N.to(tokens.train_N.dtype)) > 0
-    return {
-        "masked_fraction": fraction(rejected_N),
-        "seq_masked_fraction": fraction(tokens.present(touched_S)),
-    }

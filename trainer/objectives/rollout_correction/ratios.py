@@ -1,11 +1,9 @@
-"""Ratios of trainer to rollout engine: the tokens that can be compared, importance weights from
-their ratios, and the metrics of both.
+"""Ratios of trainer to rollout engine: the tokens that can be compared, their ratios, and what
+describes them. It decides nothing: no weight, no rejection.
 
-Formulas: ALGORITHMS 4.1, 4.2 and 4.6. Weights are detached: nothing here has a gradient. Metrics
-have the names of the rollout correction page; those of weights are taken after truncation, those
-before it have the suffix `_raw`. Each is a tensor without dimensions, NaN where there is nothing to
-measure, so that the caller moves all of them at once. Sequences without a compared token are not
-counted.
+Formulas: ALGORITHMS 4.1, 4.2 and 4.6. Nothing here has a gradient. Metrics have the names of the
+rollout correction page. Each is a tensor without dimensions, NaN where there is nothing to measure,
+so that the caller moves all of them at once. Sequences without a compared token are not counted.
 
 Shapes: B rows, T tokens; N compared tokens; S sequences.
 """
@@ -19,12 +17,10 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.distributions.kl import LOG_RATIO_LIMIT
-from trainer.objectives.rollout_correction.settings import Level, RolloutCorrectionSettings
 
 Metrics = dict[str, Tensor]
 PREFIX = "rollout_corr/"
 _EPSILON = 1e-8
-_SMALLEST_MEAN = 1e-8
 _LARGEST_EXPONENT = 700.0
 
 
@@ -44,10 +40,6 @@ class TokenSelection:
     num_sequences: int
     broken_tokens: Tensor
     broken_sequences: Tensor
-
-    def at_tokens(self, chosen_S: Tensor) -> Tensor:
-        """True [B, T] at the tokens of chosen sequences."""
-        return _at_tokens(chosen_S, self.sequences_BT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +104,7 @@ def _select_tokens(
     infinite_BT = active_BT & torch.isinf(rollout_logprobs_BT)
     broken_S = active_BT.new_zeros(num_sequences)
     broken_S[sequences_BT[infinite_BT]] = True
-    usable_BT = active_BT & ~broken_BT & ~_at_tokens(broken_S, sequences_BT)
+    usable_BT = active_BT & ~broken_BT & ~at_tokens(broken_S, sequences_BT)
     return TokenSelection(
         active_BT=active_BT,
         usable_BT=usable_BT,
@@ -141,7 +133,8 @@ def _flatten(
     )
 
 
-def _at_tokens(chosen_S: Tensor, sequences_BT: Tensor) -> Tensor:
+def at_tokens(chosen_S: Tensor, sequences_BT: Tensor) -> Tensor:
+    """True [B, T] at the tokens of chosen sequences."""
     # Index -1, mask 0, is the entry appended here.
     return torch.cat([chosen_S, chosen_S.new_zeros(1)])[sequences_BT]
 
@@ -166,17 +159,13 @@ def _number_sequences(active_BT: Tensor, turn_ids_BT: Tensor | None) -> tuple[Te
 class Ratios:
     """Ratios as each token [N] and as each sequence [S] sees them.
 
-    `by_sequence`: all tokens of a sequence share one ratio, and `log_S` is its logarithm, not
-    clamped. Otherwise `sequence_S` is the mean of a sequence's ratios and `log_S` None.
+    Either all tokens of a sequence share one ratio, and `log_S` is its logarithm, not clamped; or
+    `sequence_S` is the mean of a sequence's ratios and `log_S` None.
     """
 
     token_N: Tensor
     sequence_S: Tensor
     log_S: Tensor | None
-
-    @property
-    def by_sequence(self) -> bool:
-        return self.log_S is not None
 
 
 def clamped_exp(log_ratio: Tensor) -> Tensor:
@@ -197,90 +186,13 @@ def sequence_ratios(tokens: ComparedTokens, *, geometric: bool = False) -> Ratio
     return Ratios(token_N=ratio_S[tokens.sequence_N], sequence_S=ratio_S, log_S=log_S)
 
 
-def weigh(
-    tokens: ComparedTokens,
-    selection: TokenSelection,
-    after_tool_N: Tensor | None,
-    settings: RolloutCorrectionSettings,
-) -> tuple[Tensor | None, Metrics]:
-    """Weights [B, T] if the mode applies them, and their metrics in any case."""
-    if settings.importance_level is None:
-        return None, {}
-    raw = _raw_ratios(tokens, settings.importance_level)
-    applied = _applied_weights(raw, tokens, settings, after_tool_N)
-    metrics = _weight_metrics(raw, applied, tokens, settings)
-    if settings.post_tool_upper is not None and after_tool_N is not None:
-        bounded_N = raw.token_N[after_tool_N] > settings.post_tool_upper
-        metrics[PREFIX + "post_tool/bounded_fraction"] = fraction(bounded_N)
-    weight_N = applied.token_N
-    if settings.batch_normalize:
-        factor = _batch_norm_factor(applied, tokens)
-        weight_N = weight_N / factor
-        metrics[PREFIX + "rollout_is_batch_norm_factor"] = factor
-    if not settings.traits.applies_weights:
-        return None, metrics
-    weights_BT = selection.usable_BT.to(weight_N.dtype)
-    weights_BT[selection.compared_BT] = weight_N
-    return weights_BT, metrics
-
-
-def _raw_ratios(tokens: ComparedTokens, level: Level) -> Ratios:
-    """The ratios that weights of this level begin with."""
-    return token_ratios(tokens) if level == "token" else sequence_ratios(tokens)
-
-
-def _applied_weights(
-    raw: Ratios,
-    tokens: ComparedTokens,
-    settings: RolloutCorrectionSettings,
-    after_tool_N: Tensor | None = None,
-) -> Ratios:
-    """Truncated to the upper bound; 0 outside both bounds; or as they are in mask mode.
-
-    Where `after_tool_N` is true the upper bound is `post_tool_upper`, if there is one; a sequence
-    with such a token has that bound as a whole.
-    """
-    upper_N, upper_S = _upper_bounds(raw, tokens, settings, after_tool_N)
-
-    def apply(ratio: Tensor, upper: Tensor) -> Tensor:
-        if settings.is_mask_mode:
-            return ratio
-        if settings.importance_lower is None:
-            return torch.minimum(ratio, upper)
-        inside = (ratio >= settings.importance_lower) & (ratio <= upper)
-        return torch.where(inside, ratio, torch.zeros_like(ratio))
-
-    weight_N = apply(raw.token_N, upper_N)
-    if raw.by_sequence:
-        return Ratios(token_N=weight_N, sequence_S=apply(raw.sequence_S, upper_S), log_S=raw.log_S)
-    return Ratios(token_N=weight_N, sequence_S=tokens.mean_by_sequence(weight_N), log_S=None)
-
-
-def _upper_bounds(
-    raw: Ratios,
-    tokens: ComparedTokens,
-    settings: RolloutCorrectionSettings,
-    after_tool_N: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The upper bound of the weight of each token [N] and of each sequence [S]."""
-    upper_N = torch.full_like(raw.token_N, settings.importance_upper)
-    upper_S = torch.full_like(raw.sequence_S, settings.importance_upper)
-    if settings.post_tool_upper is None or after_tool_N is None:
-        return upper_N, upper_S
-    upper_N[after_tool_N] = settings.post_tool_upper
-    upper_S[tokens.sequence_N[after_tool_N]] = settings.post_tool_upper
-    return (upper_S[tokens.sequence_N] if raw.by_sequence else upper_N), upper_S
-
-
-def _batch_norm_factor(weights: Ratios, tokens: ComparedTokens) -> Tensor:
-    """What to divide weights by: their mean over tokens, or over sequences for weights of those.
-
-    1 where the mean is not above 1e-8, NaN where there are no weights. The batch is the one given
-    here, so it has to be the global one.
-    """
-    values = tokens.present(weights.sequence_S) if weights.by_sequence else weights.token_N
-    factor = mean(values)
-    return torch.where(factor <= _SMALLEST_MEAN, torch.ones_like(factor), factor)
+def numbers(metrics: Metrics) -> dict[str, float]:
+    """All values at once: one synchronisation with the device."""
+    device = next(iter(metrics.values())).device
+    stacked = torch.stack(
+        [value.to(device=device, dtype=torch.float64) for value in metrics.values()]
+    )
+    return dict(zip(metrics, stacked.tolist(), strict=True))
 
 
 def mean(values: Tensor) -> Tensor:
@@ -376,29 +288,6 @@ def _off_policy_metrics(tokens: ComparedTokens) -> Metrics:
         "ratio_p99": quantile(clamped_exp(log_ratio_N), 0.99),
     }
     return {PREFIX + name: value for name, value in values.items()}
-
-
-def _weight_metrics(
-    raw: Ratios, applied: Ratios, tokens: ComparedTokens, settings: RolloutCorrectionSettings
-) -> Metrics:
-    """Of weights before normalisation by the batch: `rollout_is_*` and `rollout_is_*_raw`.
-
-    Deviation and effective sample size clamp to [0, upper], and before truncation to [1/upper,
-    upper]; unclamped ones have the suffix `_unclamped`: within the bounds neither can show that
-    weights run away. `oob_ratio` is the share of tokens outside both bounds, where there are two.
-    """
-    low, high = settings.low_bound, settings.importance_upper
-    floor = 1.0 / settings.importance_upper
-    before = ratio_metrics(raw, raw, tokens, low=low, high=high, clamp=(floor, high))
-    after = ratio_metrics(applied, raw, tokens, low=low, high=high, clamp=(0.0, high))
-    metrics = {f"{PREFIX}rollout_is_{name}": value for name, value in after.items()}
-    metrics |= {f"{PREFIX}rollout_is_{name}_raw": value for name, value in before.items()}
-    metrics[f"{PREFIX}rollout_is_std_unclamped"] = spread(raw.token_N)
-    metrics[f"{PREFIX}rollout_is_eff_sample_size_unclamped"] = effective_share(raw.token_N)
-    if settings.importance_lower is not None:
-        outside_N = (raw.token_N < low) | (raw.token_N > high)
-        metrics[f"{PREFIX}rollout_is_oob_ratio"] = fraction(outside_N)
-    return metrics
 
 
 def ratio_metrics(

@@ -158,29 +158,19 @@ class RolloutCorrectionSettings:
     def _check_post_tool(self) -> None:
         if self.post_tool_upper is None:
             return
-        if not self.low_bound < self.post_tool_upper <= self.importance_upper:
+        low = self.importance_lower
+        low = 1.0 / self.importance_upper if low is None else low
+        if not low < self.post_tool_upper <= self.importance_upper:
             raise ValueError(
-                f"post_tool_upper must be above {self.low_bound:g} and at most importance_upper "
+                f"post_tool_upper must be above {low:g} and at most importance_upper "
                 f"{self.importance_upper}, got {self.post_tool_upper}"
             )
-        is_applied = self.importance_level is not None and self.traits.applies_weights
+        is_applied = self.importance_level is not None and MODES[self.mode].applies_weights
         if self.is_mask_mode or not is_applied:
             raise ValueError(
                 "post_tool_upper bounds weights that are applied: unset is_mask_mode, set "
                 "importance_level, and mode decoupled or pure_is"
             )
-
-    @property
-    def traits(self) -> ModeTraits:
-        """What the mode means for the trainer."""
-        return MODES[self.mode]
-
-    @property
-    def low_bound(self) -> float:
-        """Below this a ratio counts as low: `importance_lower`, else 1/`importance_upper`."""
-        if self.importance_lower is not None:
-            return self.importance_lower
-        return 1.0 / self.importance_upper
 
 
 Mode = Literal["decoupled", "bypass", "pure_is"]
