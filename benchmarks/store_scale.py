@@ -6,8 +6,8 @@
 A template of 500 turns goes through the whole life of a turn. The store then doubles by SQL, with
 ids and times of their own, until it has so many turns (rounded up to a doubling of 500), and 100
 live turns are added to a copy of it on which everything is measured: medians in milliseconds, the
-first call left out. Pages are requests to the proxy's process; `reconcile` and `verify` are single
-calls. The last column compares the largest with the smallest store.
+first call left out. Pages are requests to the proxy's process; `first reconcile` and `verify` are
+single calls. The last column compares the largest with the smallest store.
 """
 
 from __future__ import annotations
@@ -360,7 +360,9 @@ async def _rare_operations(
             "forget a session", lambda: keeper.delete([next(sessions)], "forget", patience_s=0.0), 3
         )
         chain = await _chain(store)
-        await clock("reconcile at start", lambda: store.reconcile(chain), 1, 0)
+        # Nothing was compared before; from then on, only what is newer is.
+        await clock("first reconcile", lambda: store.reconcile(chain), 1, 0)
+        await clock("reconcile at start", lambda: store.reconcile(chain))
     await clock("verify", lambda: verify_database(config), 1, 0)
 
 
