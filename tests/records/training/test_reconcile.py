@@ -155,9 +155,9 @@ async def agreed(store: Store, num: int = 2) -> list[tuple[PolicyVersion, list[s
 async def test_what_was_compared_once_is_not_compared_again(store: Store) -> None:
     chain = await agreed(store)
     [first] = chain[0][1]
-    await set_state(store, first, READY)
     turn_id, version = await trained(store)
     chain.append((a_version(version), [turn_id]))
+    await set_state(store, first, READY)
     assert (await store.reconcile(chain)).turns_marked_trained == 0
     assert await state_of(store, first) is READY, "only what is newer was looked at"
     await Housekeeping(store, time.time).compare_all_at_start()
