@@ -54,6 +54,7 @@ OWNER = "benchmark"
 PREFIXES = "ghijklmnopqrstuvwxyz"
 """Letters that no id of the template begins with."""
 _IDS: dict[str, tuple[str, ...]] = {
+    "policy_versions": ("manifest_hash",),
     "sessions": ("session_id", "external_id"),
     "message_nodes": ("node_id", "parent_id"),
     "turns": (
@@ -68,6 +69,7 @@ _IDS: dict[str, tuple[str, ...]] = {
     "samples": ("turn_id",),
 }
 """Tables that are doubled, parents first, and their columns with ids."""
+_VERSIONS = ("version", "parent_version", "trained_version")
 _TIMES = ("created_at", "updated_at", "last_seen", "closed_at")
 
 
@@ -233,7 +235,8 @@ async def _double(config: StoreConfig, number: int) -> None:
 def _double_op(connection: Connection, letter: str, later_s: float) -> None:
     """Every row once more, with this letter before its ids and later times."""
     stride = connection.execute(text("SELECT max(number) FROM turn_texts")).scalar_one()
-    values = {"letter": letter, "later": later_s, "stride": stride}
+    steps = connection.execute(text("SELECT max(version) FROM policy_versions")).scalar_one()
+    values = {"letter": letter, "later": later_s, "stride": stride, "steps": steps}
     key = "rowid" if connection.dialect.name == "sqlite" else "number"
     tables = {**_IDS, "turn_words": ()}
     for table, ids in tables.items():
@@ -259,6 +262,8 @@ def _copied(column: str, ids: Sequence[str]) -> str:
         return f":letter || {column}"
     if column in _TIMES:
         return f"{column} + :later"
+    if column in _VERSIONS:
+        return f"{column} + :steps"
     return f"{column} + :stride" if column in ("number", "rowid") else column
 
 

@@ -70,6 +70,8 @@ def recount(
     the trained turns and lessons. Only these versions of the policy are left: what others trained
     no longer counts.
     """
+    if hint_ids is not None and not hint_ids:
+        return
     alive = set(versions)
     if hint_ids is None:
         _recount(connection, alive, lambda column: true())

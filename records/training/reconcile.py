@@ -128,7 +128,7 @@ def reconcile_op(
     if compared is None:
         agreed = None
         compared = _compare(connection, chain, lessons, repeated, None)
-    newer = [one for one, _ in chain if agreed is None or one.version > agreed.version]
+    newer = [version for version, _ in agreements.newer(chain, compared.since)]
     added, abandoned = _reconcile_versions(connection, newer, compared.since)
     lost, differing = compared.lost, compared.differing
     _give_back(connection, lost, now)
@@ -143,7 +143,7 @@ def reconcile_op(
         hints = hint_versions.changed_since(connection, agreed.agreed_at)
         hints |= hint_versions.of_turns(connection, list(differing))
         hints |= steps.hints_of(connection, list(differing_lessons))
-    hint_versions.recount(connection, [version.version for version, _ in chain], hints)
+    hint_versions.recount(connection, (version.version for version, _ in chain), hints)
     agreements.agree(connection, chain, lessons, now)
     return ReconcileReport(
         versions_added=tuple(added),
@@ -175,19 +175,17 @@ def _newer(
 def _compare(
     connection: Connection, chain: Chain, lessons: Chain, repeated: Set[str], since: int | None
 ) -> _Compared:
-    newer = [one for one in chain if since is None or one[0].version > since]
+    newer = agreements.newer(chain, since)
     before: Counter[str] = Counter()
     again = {one for _, ids in newer for one in ids if one in repeated}
     if again and since is not None:
-        older = (ids for version, ids in chain if version.version <= since)
+        older = (ids for _, ids in chain[: len(chain) - len(newer)])
         before.update(one for ids in older for one in ids if one in again)
     return _Compared(
         since=since,
         on_chain=trained_on_chain(newer, repeated, before),
         in_store=_trained_since(connection, since),
-        lessons_on_chain=trained_on_chain(
-            [one for one in lessons if since is None or one[0].version > since]
-        ),
+        lessons_on_chain=trained_on_chain(agreements.newer(lessons, since)),
         lessons_in_store=steps.trained(connection, since),
     )
 

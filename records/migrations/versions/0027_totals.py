@@ -19,6 +19,8 @@ depends_on = None
 _SUMS = ("num_rows", "num_first", "sum_first", "num_second", "sum_second")
 _FOLD_EVERY = 512
 """PostgreSQL: changes between two times that rows are added up."""
+_SEEN = {"insert": {"new": 1}, "update": {"old": -1, "new": 1}, "delete": {"old": -1}}
+"""PostgreSQL: the rows that an event shows to its trigger, and what each adds."""
 _FOLDING_LOCK = 7_203_115_064_981_239
 
 
@@ -87,11 +89,12 @@ def downgrade() -> None:
     """Drop both."""
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     for one in _COUNTED:
-        for event in ("insert", "update", "delete"):
-            on = "" if is_sqlite else f" ON {one.table}"
-            op.execute(f"DROP TRIGGER totals_of_{one.table}_{event}{on}")
-        if not is_sqlite:
-            op.execute(f"DROP FUNCTION totals_of_{one.table}()")
+        for event in _SEEN:
+            name = f"totals_of_{one.table}_{event}"
+            if is_sqlite:
+                op.execute(f"DROP TRIGGER {name}")
+            else:
+                op.execute(f"DROP FUNCTION {name}() CASCADE")
     if not is_sqlite:
         op.execute("DROP FUNCTION fold_totals()")
         op.execute("DROP SEQUENCE totals_number")
@@ -143,24 +146,19 @@ def _on_postgresql(one: _Counted) -> list[str]:
     """Rows are only added, so that no writer waits for another: each statement adds what it
     changed, under a number of its own.
     """
-    events = {"insert": {"new": 1}, "update": {"old": -1, "new": 1}, "delete": {"old": -1}}
-    branches = " ELS".join(
-        f"IF TG_OP = '{event.upper()}' THEN {_change(one, rows)}" for event, rows in events.items()
-    )
-    function = f"totals_of_{one.table}"
-    made = [
-        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-        "PERFORM nextval('totals_number'); "
-        f"{branches} END IF; "
-        f"IF currval('totals_number') % {_FOLD_EVERY} = 0 THEN PERFORM fold_totals(); END IF; "
-        "RETURN NULL; END $$"
-    ]
-    for event, rows in events.items():
-        seen = " ".join(f"{one.upper()} TABLE AS {one}_rows" for one in rows)
-        made.append(
-            f"CREATE TRIGGER {function}_{event} AFTER {event.upper()} ON {one.table} "
-            f"REFERENCING {seen} FOR EACH STATEMENT EXECUTE FUNCTION {function}()"
-        )
+    made = []
+    for event, rows in _SEEN.items():
+        name = f"totals_of_{one.table}_{event}"
+        seen = " ".join(f"{which.upper()} TABLE AS {which}_rows" for which in rows)
+        made += [
+            # No statement has a parameter: each is planned once in a session.
+            f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"PERFORM nextval('totals_number'); {_change(one, rows)} "
+            f"IF currval('totals_number') % {_FOLD_EVERY} = 0 THEN PERFORM fold_totals(); END IF; "
+            "RETURN NULL; END $$",
+            f"CREATE TRIGGER {name} AFTER {event.upper()} ON {one.table} "
+            f"REFERENCING {seen} FOR EACH STATEMENT EXECUTE FUNCTION {name}()",
+        ]
     return made
 
 

@@ -17,7 +17,7 @@ def upgrade() -> None:
         "agreements",
         sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
-        sa.Column("chain_hash", sa.Text(), nullable=False),
+        sa.Column("link", sa.Text(), nullable=False),
         sa.Column("agreed_at", sa.Double(), nullable=False),
         sa.PrimaryKeyConstraint("number", name="pk_agreements"),
     )

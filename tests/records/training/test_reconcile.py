@@ -165,19 +165,21 @@ async def test_what_was_compared_once_is_not_compared_again(store: Store) -> Non
     assert await state_of(store, first) is TRAINED
 
 
-@pytest.mark.parametrize("changed", ["parent", "turns", "lessons", "shorter"])
+@pytest.mark.parametrize("changed", ["parent", "turns", "lessons", "shorter", "longer"])
 async def test_a_chain_that_begins_differently_is_compared_as_a_whole(
     store: Store, changed: str
 ) -> None:
     chain = await agreed(store, 3)
-    [first], [second] = chain[0][1], chain[1][1]
+    [first], [last] = chain[0][1], chain[2][1]
     await set_state(store, first, READY)
     lessons: list[tuple[PolicyVersion, list[str]]] = []
     if changed == "parent":
-        version, turn_ids = chain[1]
-        chain[1] = (replace(version, parent_version=0), turn_ids)
+        version, turn_ids = chain[2]
+        chain[2] = (replace(version, parent_version=0), turn_ids)
     elif changed == "turns":
-        chain[1] = (chain[1][0], [])
+        chain[2] = (chain[2][0], [])
+    elif changed == "longer":
+        chain.insert(0, (a_version(0, parent_version=None), []))
     elif changed == "lessons":
         lessons = [(version, []) for version, _ in chain]
     else:
@@ -185,7 +187,7 @@ async def test_a_chain_that_begins_differently_is_compared_as_a_whole(
     report = await store.reconcile(chain, lessons)
     assert report.turns_marked_trained == 1
     assert await state_of(store, first) is TRAINED
-    assert await state_of(store, second) is (READY if changed == "turns" else TRAINED)
+    assert await state_of(store, last) is (READY if changed in ("turns", "shorter") else TRAINED)
 
 
 async def test_a_crash_before_the_commit_is_found_after_an_agreement(store: Store) -> None:
