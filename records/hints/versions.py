@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, select, true, update
+from sqlalchemy import ColumnElement, Connection, Executable, select, true, update
 
 from records.hints.ending import erase_deleted
 from records.hints.rows import HintRow, HintSourceRow
@@ -115,23 +115,29 @@ def _of_lessons(connection: Connection, among: _Among) -> list[Any]:
 
 def _of_turns(connection: Connection, among: _Among) -> list[Any]:
     statement = (
-        select(HintSourceRow.hint_id, TurnRow.trained_version)
+        select(HintSourceRow.hint_id, TurnRow.trained_version, TurnRow.state)
         .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-        .where(TurnRow.state == TurnState.TRAINED, TurnRow.trained_version.is_not(None), _HAS_HINT)
-        .where(among(HintSourceRow.hint_id))
+        .where(TurnRow.trained_version.is_not(None), _HAS_HINT, among(HintSourceRow.hint_id))
     )
-    return list(connection.execute(statement.distinct()))
+    return _trained(connection, statement.distinct())
 
 
 def _of_earlier_steps(connection: Connection, among: _Among) -> list[Any]:
     """Of turns that trained more than once: every step, lost ones included."""
     statement = (
-        select(HintSourceRow.hint_id, SampleRow.version)
+        select(HintSourceRow.hint_id, SampleRow.version, TurnRow.state)
         .join(TurnRow, TurnRow.turn_id == HintSourceRow.turn_id)
         .join(SampleRow, SampleRow.turn_id == TurnRow.turn_id)
         .join(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-        .where(TurnRow.state == TurnState.TRAINED, TurnRow.times_trained > 1, _HAS_HINT)
-        .where(among(HintSourceRow.hint_id))
+        .where(TurnRow.times_trained > 1, _HAS_HINT, among(HintSourceRow.hint_id))
     )
-    return list(connection.execute(statement.distinct()))
+    return _trained(connection, statement.distinct())
+
+
+def _trained(connection: Connection, statement: Executable) -> list[Any]:
+    """Hint and version of trained turns. With a condition on the state, SQLite begins with all
+    trained turns.
+    """
+    rows = connection.execute(statement)
+    return [tuple(row)[:2] for row in rows if row.state is TurnState.TRAINED]

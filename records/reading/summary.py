@@ -25,6 +25,8 @@ from records.tables.sql import chunks
 from records.tables.totals import Total, totals, turn_totals
 from records.types import SampleResult, Score, TurnRecord, Verdict, Vote
 
+_VERSIONS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteSummary:
@@ -188,17 +190,7 @@ def verdicts_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Ve
 
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
     """The newest turns that were trained under a hint, with their samples, newest first."""
-    samples = connection.execute(
-        select(SampleRow.__table__)
-        .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
-        .where(
-            TurnRow.state == TurnState.TRAINED,
-            TurnRow.trained_version == SampleRow.version,
-            exists().where(ScoreRow.turn_id == SampleRow.turn_id),
-        )
-        .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
-        .limit(limit)
-    ).all()
+    samples = _newest_samples(connection, limit)
     turn_ids = [row.turn_id for row in samples]
     turns = load_turns(connection, turn_ids)
     scores = load_scores(connection, turn_ids)
@@ -220,6 +212,37 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
             )
         )
     return examples
+
+
+def _newest_samples(connection: Connection, limit: int) -> list[Any]:
+    """Samples that turns were trained with last, under a hint: a few versions at a time, since
+    SQLite would sort all of them.
+    """
+    chosen: list[tuple[str, int]] = []
+    versions = select(SampleRow.version).distinct().order_by(SampleRow.version.desc())
+    some = connection.scalars(versions.limit(_VERSIONS)).all()
+    while some and len(chosen) < limit:
+        found = connection.execute(
+            select(SampleRow.turn_id, SampleRow.version, TurnRow.state)
+            .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
+            .where(
+                SampleRow.version.in_(some),
+                TurnRow.trained_version == SampleRow.version,
+                exists().where(ScoreRow.turn_id == SampleRow.turn_id),
+            )
+            .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
+        )
+        chosen += [(row.turn_id, row.version) for row in found if row.state is TurnState.TRAINED]
+        older = versions.where(SampleRow.version < some[-1])
+        some = connection.scalars(older.limit(_VERSIONS)).all()
+    return [
+        connection.execute(
+            select(SampleRow.__table__).where(
+                SampleRow.turn_id == turn_id, SampleRow.version == version
+            )
+        ).one()
+        for turn_id, version in chosen[:limit]
+    ]
 
 
 def hinted_turn_ids(connection: Connection) -> list[str]:
