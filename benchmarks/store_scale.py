@@ -248,6 +248,8 @@ def _double_op(connection: Connection, letter: str, later_s: float) -> None:
         used = {name: one for name, one in values.items() if f":{name}" in statement.text}
         connection.execute(statement, used)
     if connection.dialect.name == "postgresql":
+        # As the server does by itself a minute later.
+        connection.execute(text("ANALYZE"))
         sequence = "pg_get_serial_sequence('turn_texts', 'number')"
         connection.execute(text(f"SELECT setval({sequence}, {2 * stride})"))
 
