@@ -338,6 +338,8 @@ async def _verify_run(config: StoreConfig, checkpoints: Path, outcome: Outcome) 
             lessons=await keeper.trained_lessons(),
             may_lack_turns=await keeper.has_deletions(),
         )
+        if problems:
+            await keeper.compare_all_at_start()
     for problem in problems:
         outcome.problem(f"checkpoints: {problem}")
     if not problems:

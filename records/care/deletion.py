@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, exists, func, or_, select, text, update
+from sqlalchemy import Connection, delete, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 
 from records.care.lineage import Reason, fed_from, lineage, note_deletions, settle
@@ -342,8 +342,8 @@ def find_sessions(
     """Sessions with this id or client-given name, and those with a turn of this user."""
     found: set[str] = set()
     if session is not None:
-        named = or_(SessionRow.session_id == session, SessionRow.external_id == session)
-        found.update(connection.scalars(select(SessionRow.session_id).where(named)))
+        for column in (SessionRow.session_id, SessionRow.external_id):
+            found.update(connection.scalars(select(SessionRow.session_id).where(column == session)))
     if user is not None:
         found.update(
             connection.scalars(select(TurnRow.session_id).where(TurnRow.user_id == user).distinct())

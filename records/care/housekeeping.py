@@ -24,6 +24,7 @@ from records.search.indexing import shrink_op
 from records.store import Store
 from records.tables.models import PolicyVersionRow, TurnRow
 from records.tables.sql import table_of
+from records.training import agreements
 from records.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -159,6 +160,12 @@ class Housekeeping:
     async def trained_lessons(self) -> dict[str, int]:
         """Lesson id -> the version that trained it."""
         return await self._store.read(steps.trained)
+
+    async def compare_all_at_start(self) -> None:
+        """Make the next start of a trainer compare everything with the manifests, not only what is
+        newer than the last comparison.
+        """
+        await self._store.write(agreements.forget)
 
     async def has_deletions(self) -> bool:
         """Whether anything was ever deleted."""

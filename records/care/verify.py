@@ -35,6 +35,7 @@ from records.tables.models import (
     VerdictRow,
 )
 from records.tables.sql import chunks
+from records.tables.totals import total_problems
 from records.training.repeats import has_times_left, is_taught
 from records.turns.recording import REPLAY_PRIORITY
 
@@ -72,6 +73,7 @@ def _verify(connection: Connection) -> list[str]:
     problems += _body_problems(connection)
     problems += _token_problems(connection)
     problems += _outcome_problems(connection)
+    problems += total_problems(connection)
     problems += verifying.state_problems(connection)
     problems += verifying.token_problems(connection)
     return problems

@@ -155,30 +155,44 @@ def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any
     }
 
 
-def trained(connection: Connection) -> dict[str, int]:
-    """Lesson id -> the version that trained it."""
-    statement = select(LessonRow.lesson_id, LessonRow.trained_version).where(
-        LessonRow.state == LessonState.TRAINED, LessonRow.trained_version.is_not(None)
+def trained(connection: Connection, since: int | None = None) -> dict[str, int]:
+    """Lesson id -> the version that trained it, of those after `since` (None: of all)."""
+    statement = select(LessonRow.lesson_id, LessonRow.trained_version, LessonRow.state)
+    # With a condition on the state too, SQLite reads all trained lessons.
+    if since is None:
+        among = and_(LessonRow.state == LessonState.TRAINED, LessonRow.trained_version.is_not(None))
+    else:
+        among = LessonRow.trained_version > since
+    return {
+        row.lesson_id: row.trained_version
+        for row in connection.execute(statement.where(among))
+        if row.state is LessonState.TRAINED and row.trained_version
+    }
+
+
+def trained_by(connection: Connection, lesson_ids: Sequence[str], version: int) -> bool:
+    """Whether one of these lessons was trained by this version or an older one."""
+    found = select(LessonRow.lesson_id).where(
+        LessonRow.state == LessonState.TRAINED, LessonRow.trained_version <= version
     )
-    return {lesson_id: version for lesson_id, version in connection.execute(statement) if version}
+    return any(
+        connection.scalar(found.where(LessonRow.lesson_id.in_(part)).limit(1)) is not None
+        for part in chunks(lesson_ids)
+    )
 
 
 def reconcile(
-    connection: Connection, on_chain: Mapping[str, int], now: float
-) -> tuple[int, int, list[str]]:
-    """Trained lessons as on the chain (lesson id -> version); returns (dropped, marked trained,
-    ids that are not in this store).
+    connection: Connection, lost: Sequence[str], differing: Mapping[str, int], now: float
+) -> tuple[int, list[str]]:
+    """Drop `lost` lessons and mark `differing` ones (id -> version) as trained; returns (number
+    marked, ids that are not in this store).
 
     What only lost checkpoints trained is stale: the policy has to be sampled again there.
     """
-    in_store = trained(connection)
-    lost = [lesson_id for lesson_id in in_store if lesson_id not in on_chain]
     for part in chunks(lost):
         drop_where(connection, LessonDrop.STALE, now, LessonRow.lesson_id.in_(part))
     unknown, marked = [], 0
-    for lesson_id, version in on_chain.items():
-        if in_store.get(lesson_id) == version:
-            continue
+    for lesson_id, version in differing.items():
         changed = connection.execute(
             update(LessonRow)
             .where(LessonRow.lesson_id == lesson_id)
@@ -187,4 +201,4 @@ def reconcile(
         marked += changed
         if not changed:
             unknown.append(lesson_id)
-    return len(lost), marked, unknown
+    return marked, unknown

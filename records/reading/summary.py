@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, exists, func, or_, select
+from sqlalchemy import Connection, and_, exists, func, or_, select
 
 from records.names import DropReason, TurnState, TurnType
 from records.queue.round_robin import HINT_ONLY_PRIORITY
@@ -21,7 +22,10 @@ from records.tables.models import (
     VoteRow,
 )
 from records.tables.sql import chunks
-from records.types import UNSCORED, SampleResult, Score, TurnRecord, Verdict, Vote
+from records.tables.totals import Total, totals, turn_totals
+from records.types import SampleResult, Score, TurnRecord, Verdict, Vote
+
+_VERSIONS = 8
 
 _RECENT = 10_000
 """Turns among which the newest trained ones are looked for."""
@@ -54,9 +58,10 @@ class ExampleTurn:
 
 def counts(connection: Connection) -> dict[TurnState, int]:
     """Number of turns in each state, zeros included."""
-    rows = connection.execute(select(TurnRow.state, func.count()).group_by(TurnRow.state))
-    found = {row[0]: row[1] for row in rows}
-    return {state: found.get(state, 0) for state in TurnState}
+    found = dict.fromkeys(TurnState, 0)
+    for one in turn_totals(connection):
+        found[one.state] += one.number
+    return found
 
 
 def scopes_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]:
@@ -85,72 +90,63 @@ def turns_since(connection: Connection, since: float) -> int:
 
 def drops(connection: Connection) -> dict[DropReason, int]:
     """Number of dropped turns by reason, those that occur, most frequent first."""
-    rows = connection.execute(
-        select(TurnRow.drop_reason, func.count())
-        .where(TurnRow.state == TurnState.DROPPED, TurnRow.drop_reason.is_not(None))
-        .group_by(TurnRow.drop_reason)
-        .order_by(func.count().desc(), TurnRow.drop_reason)
-    )
-    return {reason: number for reason, number in rows if reason is not None}
+    found: Counter[DropReason] = Counter()
+    for one in turn_totals(connection):
+        if one.state is TurnState.DROPPED and one.drop_reason is not None:
+            found[one.drop_reason] += one.number
+    return dict(sorted(found.items(), key=lambda kind: (-kind[1], kind[0].value)))
 
 
 def judged_share(connection: Connection) -> float | None:
     """Share of judged turns among those that were judged or were let go unjudged; None while none
     was let go.
     """
-    let_go = connection.scalar(
-        select(func.count()).where(
-            TurnRow.state == TurnState.DROPPED, TurnRow.priority == HINT_ONLY_PRIORITY
-        )
+    let_go = sum(
+        one.number
+        for one in turn_totals(connection)
+        if one.state is TurnState.DROPPED and one.priority == HINT_ONLY_PRIORITY
     )
     if not let_go:
         return None
-    judged = connection.scalar(select(func.count()).select_from(VerdictRow)) or 0
+    judged, _ = num_judged(connection)
     return judged / (judged + let_go)
 
 
 def num_judged(connection: Connection) -> tuple[int, int]:
     """Number of turns with a verdict, and number of those whose verdict has a hint."""
-    judged, objections = connection.execute(select(func.count(), func.count(VerdictRow.hint))).one()
-    return judged, objections
+    verdicts = totals(connection).get("verdict", Total())
+    return verdicts.num_rows, verdicts.num_first
 
 
 def vote_summary(connection: Connection) -> VoteSummary:
     """Sums over all votes and verdicts."""
-    votes = connection.execute(
-        select(
-            func.sum(case((VoteRow.score.is_(None), 1), else_=0)).label("none"),
-            func.sum(case((VoteRow.score == 1, 1), else_=0)).label("pos"),
-            func.sum(case((VoteRow.score == -1, 1), else_=0)).label("neg"),
-            func.sum(VoteRow.prompt_tokens).label("prompt"),
-            func.sum(VoteRow.completion_tokens).label("completion"),
-        )
-    ).one()
-    verdicts = connection.execute(
-        select(
-            func.count().label("all"),
-            func.count(VerdictRow.hint).label("accepted"),
-            func.avg(func.length(VerdictRow.hint)).label("chars"),
-        )
-    ).one()
-    total, accepted = verdicts[0], verdicts[1]
+    found = totals(connection)
+    none, positive, negative = (found.get(f"vote:{one}", Total()) for one in ("none", 1, -1))
+    votes = [total for name, total in found.items() if name.startswith("vote:")]
+    verdicts = found.get("verdict", Total())
+    hints = verdicts.num_first
     return VoteSummary(
-        votes_none=int(votes.none or 0),
-        votes_pos=int(votes.pos or 0),
-        votes_neg=int(votes.neg or 0),
-        accepted=accepted,
-        accept_rate=accepted / total if total else None,
-        mean_hint_chars=None if verdicts[2] is None else float(verdicts[2]),
-        prompt_tokens=None if votes.prompt is None else int(votes.prompt),
-        completion_tokens=None if votes.completion is None else int(votes.completion),
+        votes_none=none.num_rows,
+        votes_pos=positive.num_rows,
+        votes_neg=negative.num_rows,
+        accepted=hints,
+        accept_rate=hints / verdicts.num_rows if verdicts.num_rows else None,
+        mean_hint_chars=verdicts.sum_first / hints if hints else None,
+        prompt_tokens=_sum((one.num_first, one.sum_first) for one in votes),
+        completion_tokens=_sum((one.num_second, one.sum_second) for one in votes),
     )
+
+
+def _sum(measured: Iterable[tuple[int, int]]) -> int | None:
+    """The sum of (number, sum) pairs; None if nothing was measured."""
+    pairs = list(measured)
+    return sum(amount for _, amount in pairs) if any(number for number, _ in pairs) else None
 
 
 def mean_score_latency(connection: Connection) -> float | None:
     """Mean seconds of a teacher's call over all stored scores; None without any."""
-    statement = select(func.avg(ScoreRow.latency_s)).where(ScoreRow.teacher_version != UNSCORED)
-    mean = connection.scalar(statement)
-    return None if mean is None else float(mean)
+    scores = totals(connection).get("score", Total())
+    return scores.sum_first / scores.num_first / 1e6 if scores.num_first else None
 
 
 def _votes(connection: Connection, turn_ids: Sequence[str]) -> dict[str, tuple[Vote, ...]]:
@@ -225,17 +221,7 @@ def newest_taught(connection: Connection, teacher: str, limit: int) -> dict[str,
 
 def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
     """The newest turns that were trained under a hint, with their samples, newest first."""
-    samples = connection.execute(
-        select(SampleRow.__table__)
-        .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
-        .where(
-            TurnRow.state == TurnState.TRAINED,
-            TurnRow.trained_version == SampleRow.version,
-            exists().where(ScoreRow.turn_id == SampleRow.turn_id),
-        )
-        .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
-        .limit(limit)
-    ).all()
+    samples = _newest_samples(connection, limit)
     turn_ids = [row.turn_id for row in samples]
     turns = load_turns(connection, turn_ids)
     scores = load_scores(connection, turn_ids)
@@ -257,6 +243,37 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
             )
         )
     return examples
+
+
+def _newest_samples(connection: Connection, limit: int) -> list[Any]:
+    """Samples that turns were trained with last, under a hint: a few versions at a time, since
+    SQLite would sort all of them.
+    """
+    chosen: list[tuple[str, int]] = []
+    versions = select(SampleRow.version).distinct().order_by(SampleRow.version.desc())
+    some = connection.scalars(versions.limit(_VERSIONS)).all()
+    while some and len(chosen) < limit:
+        found = connection.execute(
+            select(SampleRow.turn_id, SampleRow.version, TurnRow.state)
+            .join(TurnRow, TurnRow.turn_id == SampleRow.turn_id)
+            .where(
+                SampleRow.version.in_(some),
+                TurnRow.trained_version == SampleRow.version,
+                exists().where(ScoreRow.turn_id == SampleRow.turn_id),
+            )
+            .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
+        )
+        chosen += [(row.turn_id, row.version) for row in found if row.state is TurnState.TRAINED]
+        older = versions.where(SampleRow.version < some[-1])
+        some = connection.scalars(older.limit(_VERSIONS)).all()
+    return [
+        connection.execute(
+            select(SampleRow.__table__).where(
+                SampleRow.turn_id == turn_id, SampleRow.version == version
+            )
+        ).one()
+        for turn_id, version in chosen[:limit]
+    ]
 
 
 def hinted_turn_ids(connection: Connection) -> list[str]:

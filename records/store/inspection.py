@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from records.names import DropReason, TurnState
 from records.queue import scores
@@ -22,22 +20,9 @@ from records.store.base import StoreBase
 from records.tables.columns import clean_text
 from records.types import Score
 
-_SHORT_S = 0.25
-_TIMES = 50
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """Sums that are given again until then (`time.monotonic`)."""
-
-    summary: VoteSummary
-    until: float
-
 
 class InspectionStore(StoreBase):
     """Reads that no stage of a run depends on."""
-
-    _votes: _Kept | None = None
 
     async def counts(self) -> dict[TurnState, int]:
         """Number of turns in each state."""
@@ -137,20 +122,8 @@ class InspectionStore(StoreBase):
         return found.get(turn_id)
 
     async def vote_summary(self) -> VoteSummary:
-        """Sums over all votes and verdicts. Where that takes long, those of before are given again
-        for fifty times as long: it may be asked for after every step.
-        """
-        before = self._votes
-        if before is not None and time.monotonic() < before.until:
-            return before.summary
-        began = time.monotonic()
-        found = await self.read(summary.vote_summary)
-        took_s = time.monotonic() - began
-        if took_s < _SHORT_S:
-            self._votes = None
-        else:
-            self._votes = _Kept(summary=found, until=time.monotonic() + _TIMES * took_s)
-        return found
+        """Sums over all votes and verdicts."""
+        return await self.read(summary.vote_summary)
 
     async def mean_score_latency(self) -> float | None:
         """Mean seconds of the teacher's calls that gave a score; None if there are none."""

@@ -50,6 +50,8 @@ IS_SIDE_TURN = text("drop_reason = 'side_turn'")
 """As text: a partial index of such rows is not used if the value is a parameter."""
 IS_NOT_INDEXED = text("NOT is_indexed")
 """Of a row of `turn_texts`: the text of its turn cannot be found yet."""
+HAS_TRAINED = text("trained_version IS NOT NULL")
+"""Of a row of `turns`: a version trained it."""
 TRAINS_AGAIN = text("times_left > 0")
 """Of a row of `turns`: it has trained and may train again."""
 
@@ -80,6 +82,8 @@ class SessionRow(Base):
     close_reason: Mapped[str | None] = mapped_column(CleanText)
     __table_args__ = (
         Index(None, "scope", "external_id", unique=True),
+        # A client's name for it, in whichever scope.
+        Index(None, "external_id"),
         Index(None, "closed_at", "last_seen"),
         # Pages list sessions, newest first.
         Index(None, "created_at", "session_id"),
@@ -193,6 +197,13 @@ class TurnRow(Base):
             "updated_at",
             sqlite_where=IS_UNSAID,
             postgresql_where=IS_UNSAID,
+        ),
+        # What the newest versions trained, when a trainer starts.
+        Index(
+            "ix_turns_trained_version",
+            "trained_version",
+            sqlite_where=HAS_TRAINED,
+            postgresql_where=HAS_TRAINED,
         ),
         Index(
             "ix_turns_again_scope_created_at",

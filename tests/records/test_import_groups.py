@@ -12,6 +12,7 @@ from records.config import StoreConfig
 from records.reading.replaying import ImportedSession, PreparedSession, import_op
 from records.store import Store
 from records.tables.models import Base, TurnTextRow
+from records.tables.totals import totals
 from records.turns.turn_writes import NextState, prepare
 from records.types import CapturedTurn
 from tests.records.builders import REPLY, SCOPE, a_turn, following
@@ -54,13 +55,14 @@ def sessions() -> list[PreparedSession]:
 
 def rows(connection: Connection) -> dict[str, list[str]]:
     """Everything that is stored, as text and in one order; not the numbers of texts, which are
-    their order itself.
+    their order itself. Totals are added up.
     """
-    return {
+    stored = {
         table.name: sorted(repr(tuple(row)) for row in connection.execute(select(*columns)))
         for table in Base.metadata.sorted_tables
         for columns in [[one for one in table.columns if one is not TurnTextRow.__table__.c.number]]
     }
+    return stored | {"totals": sorted(map(repr, totals(connection).items()))}
 
 
 async def test_a_group_is_stored_as_its_sessions_one_by_one(

@@ -60,6 +60,12 @@ async def test_a_store_with_turns_in_every_state_is_in_order(store: Store) -> No
         ("UPDATE message_nodes SET body = '{}'", "messages do not match their hash"),
         ("UPDATE turn_tokens SET prompt_length = 99", "lengths of its tokens"),
         ("UPDATE turn_tokens SET response_ids = prompt_ids", "do not match their checksum"),
+        (
+            "UPDATE totals SET num_rows = num_rows + 1 WHERE name LIKE 'turn:ready:%'",
+            "the total of turn:ready::0 is",
+        ),
+        ("UPDATE totals SET sum_second = 0", "the total of vote:1 is"),
+        ("DELETE FROM totals", "the total of verdict is 0 0 0 0 0"),
     ],
 )
 async def test_each_contradiction_is_found(store: Store, statement: str, finding: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 from sqlalchemy import text
 
 from records.names import DropReason, TurnState
-from records.store import Store, inspection
+from records.store import Store
 from tests.records.builders import (
     HINT,
     OWNER,
@@ -27,21 +27,6 @@ async def test_an_empty_store_has_counts_of_zero_and_no_means(store: Store) -> N
     assert summary.prompt_tokens is summary.completion_tokens is None
     assert await store.mean_score_latency() is None
     assert await store.example_turns(3) == []
-
-
-async def test_sums_that_take_long_are_made_less_often(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await turn_in(store, TurnState.TRAINED)
-    assert (await store.vote_summary()).accepted == 1
-    monkeypatch.setattr(inspection, "_SHORT_S", 0.0)
-    monkeypatch.setattr(inspection, "_TIMES", 10_000)
-    await turn_in(store, TurnState.TRAINED)
-    assert (await store.vote_summary()).accepted == 2
-    async with await Store.open(store.config) as other:
-        await turn_in(store, TurnState.TRAINED)
-        assert (await store.vote_summary()).accepted == 2
-        assert (await other.vote_summary()).accepted == 3
 
 
 async def test_votes_are_summed_by_what_they_say(store: Store) -> None:
