@@ -77,7 +77,9 @@ async def test_all_that_was_made_of_a_session_goes(store: Store, keeper: Houseke
     gone = await forget(keeper, await session_of(store, turn_id))
     assert (gone.num_sessions, gone.num_turns, gone.num_messages) == (1, 1, 2)
     assert gone.versions == (1,)
-    assert await sizes(store) == {"policy_versions": 1, "deletions": 1}
+    left = await sizes(store)
+    left.pop("totals")  # numbers that are 0 again: tests/records/tables/test_totals.py
+    assert left == {"policy_versions": 1, "deletions": 1}
 
 
 @pytest.mark.parametrize("state", [s for s in TurnState if s is not TurnState.LEASED])

@@ -12,6 +12,7 @@ from records.feedback.reviews import HintDecision
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.tables.models import PolicyVersionRow, SampleRow, TurnRow
+from records.training import agreements
 from tests.records.builders import (
     OWNER,
     REPLY,
@@ -103,6 +104,8 @@ ACTIONS: dict[str, tuple[Action, dict[TurnState, TurnState]]] = {
 def _forget(connection: Connection) -> None:
     """Take all turns and versions out of the way of the next round."""
     connection.execute(delete(SampleRow))
+    # Versions of the next round have the same hashes, and other turns.
+    agreements.forget(connection)
     values = {"state": DROPPED, "drop_reason": DropReason.ABORTED, "trained_version": None}
     connection.execute(update(TurnRow).values(values))
     connection.execute(delete(PolicyVersionRow))
