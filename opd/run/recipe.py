@@ -22,7 +22,7 @@ _LORA_RATE = 3e-4
 """Rate of the adapters, whatever the model's width (docs/lora.md)."""
 _FULL_RATE = 1e-4
 """Rate of full weights at `_MEASURED_WIDTH`: that of the runs in docs/tool_lab.md that trained all
-weights. They learned only from live turns; with rehearsal it was not measured.
+weights.
 """
 _MEASURED_WIDTH = 128
 """Hidden size of the lab's model."""
