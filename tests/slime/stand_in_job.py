@@ -20,7 +20,9 @@ run = Path(custom["hindsight_config"]).parent
 engine = os.environ["STAND_IN_ENGINE"]
 (run / "job.pid").write_text(str(os.getpid()))
 partial = run / "engines.partial"
-partial.write_text(json.dumps({"policy": engine, "frozen": engine}))
+# slime has a router for each; one engine behind two addresses is enough here.
+frozen = engine.replace("127.0.0.1", "localhost")
+partial.write_text(json.dumps({"policy": engine, "frozen": frozen}))
 partial.replace(run / "engines.json")
 with SummaryWriter(os.environ["TENSORBOARD_DIR"]) as writer:
     for batch in range(2):
