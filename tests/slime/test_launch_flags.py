@@ -132,7 +132,7 @@ def test_without_a_gpu_the_flags_are_checked_and_the_rest_is_said_to_be_open(pla
         ),
         (
             "cluster.extra_flags=['--custom-rm-path', 'trainer.slime.hooks.reward']",
-            r"trainer\.slime_hooks\.reward: trainer\.slime_hooks has no such function",
+            r"trainer\.slime\.hooks\.reward: trainer\.slime\.hooks has no such function",
         ),
         (
             "cluster.extra_flags=['--use-opd']",
