@@ -89,9 +89,8 @@ def _recount(connection: Connection, alive: Set[int], among: _Among) -> None:
     known = select(HintRow.hint_id, HintRow.trained_since, HintRow.num_steps)
     for hint_id, since, num_steps in connection.execute(known.where(among(HintRow.hint_id))).all():
         found = taught.get(hint_id, set())
-        if (
-            since is not None and since in alive
-        ):  # what was trained then may have been forgotten since
+        # What was trained then may have been forgotten since.
+        if since is not None and since in alive:
             found.add(since)
         now = (min(found, default=None), len(found))
         if now != (since, num_steps):

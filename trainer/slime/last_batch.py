@@ -36,26 +36,28 @@ class Compared(NamedTuple):
 @dataclass(slots=True)
 class StepFigures:
     """What the loss hook of one rank saw of a batch: extremes of the newest step on it, and by
-    index, from the first step, turns of another temperature than 1.
+    index, from the first step, turns of another temperature than 1. Empty if slime's own loss
+    trained it, which calls no hook.
     """
 
     epoch: int = 0
-    ratio_max: float = 0.0
+    ratios: list[float] = field(default_factory=list)
+    """The largest of each micro-batch."""
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     heated: dict[int, Compared] = field(default_factory=dict)
 
     def note(self, result: ObjectiveResult, epoch: int) -> None:
         """Add a micro-batch."""
         if epoch != self.epoch:
-            self.epoch, self.ratio_max, self.ranges = epoch, 0.0, {}
-        self.ratio_max = max(self.ratio_max, result.token_max["ratio_max"].item())
+            self.epoch, self.ratios, self.ranges = epoch, [], {}
+        self.ratios.append(result.token_max["ratio_max"].item())
         self._widen({name: (a.item(), b.item()) for name, (a, b) in result.token_ranges.items()})
 
     def joined(self, other: StepFigures) -> StepFigures:
         """Of the rows of both."""
         both = StepFigures(
             epoch=self.epoch,
-            ratio_max=max(self.ratio_max, other.ratio_max),
+            ratios=self.ratios + other.ratios,
             ranges=dict(self.ranges),
             heated=self.heated | other.heated,
         )
@@ -78,7 +80,7 @@ class LastBatch:
 
     def report(self, ranks: Ranks) -> BatchReport:
         """Its metrics, the names of the embedded trainer behind `PREFIX`: extremes, and those of
-        rollout correction if they lack turns so far. Nothing of a batch without turns.
+        rollout correction if they lack turns so far. Nothing that no hook has seen.
         """
         parts: list[StepFigures] = ranks.of_all(self.own)
         if not self.turns:
@@ -86,7 +88,7 @@ class LastBatch:
         seen = parts[0]
         for part in parts[1:]:
             seen = seen.joined(part)
-        metrics = {"ratio_max": seen.ratio_max}
+        metrics = {"ratio_max": max(seen.ratios)} if seen.ratios else {}
         for name, (low, high) in seen.ranges.items():
             metrics |= {f"{name}_min": low, f"{name}_max": high}
         warnings: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ class TwoRanks(OneProcess):
     """Another data rank has seen what this one has, and the loss twice as large."""
 
     def of_all(self, own: Any) -> list[Any]:
-        other = type(own)(epoch=own.epoch, ratio_max=2 * own.ratio_max)
+        other = type(own)(epoch=own.epoch, ratios=[2 * one for one in own.ratios])
         other.ranges = {name: (2 * low, 2 * high) for name, (low, high) in own.ranges.items()}
         return [own, other]
 
@@ -98,6 +98,13 @@ def test_ranks_are_joined(folder) -> None:
     assert two.metrics[ratio] == 2 * one.metrics[ratio]
     for key in (low, high):
         assert abs(two.metrics[key]) == 2 * abs(one.metrics[key])
+
+
+def test_nothing_is_made_up_for_a_loss_that_calls_no_hook(folder) -> None:
+    samples = samples_of(load(folder).freeze())
+    data = rollout_data(samples, rows_of(samples, merged=True), load(folder).model)
+    report = prepare(arguments(), data, config_of(), OneProcess()).batch.report(OneProcess())
+    assert report == BatchReport(metrics={}, warnings=())
 
 
 def test_nothing_is_said_of_a_batch_without_turns(folder) -> None:
