@@ -122,7 +122,7 @@ class GuardWorker:
             self._go_back(found, passed)
         else:
             self._passed.add(version)
-            self._keep(asked)
+            await asyncio.to_thread(self._keep, asked)
         # Only now: the trainer continues once it reads this.
         add_check(self._folder, found)
         self._last = found
@@ -204,7 +204,7 @@ class GuardWorker:
                 found.asked,
                 worst,
             )
-        self._keep(asked)
+        await asyncio.to_thread(self._keep, asked)
         add_check(self._folder, found)
         self._last = found
         self._passed.add(START)
