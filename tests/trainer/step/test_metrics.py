@@ -8,6 +8,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,20 +47,31 @@ def test_tensorboard_is_optional(tmp_path):
     assert not (tmp_path / "tensorboard").exists()
 
 
-def records(folder: Path) -> Iterator[Any]:
-    """What Weights & Biases keeps to be uploaded, oldest first: records of LevelDB's log format,
-    each with a checksum, its length and a kind.
+def ended_records(folder: Path, starts: int, *, wait_s: float = 30.0) -> list[Any]:
+    """What Weights & Biases keeps to be uploaded, oldest first, once each start has its end there:
+    their process writes the last block a moment after `finish` has returned.
     """
+    until = time.monotonic() + wait_s
+    while True:
+        paths = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
+        found = [record for path in paths for record in records(path.read_bytes())]
+        if sum(one.WhichOneof("record_type") == "exit" for one in found) == starts:
+            return found
+        assert time.monotonic() < until, f"{starts} starts have not ended in {paths}"
+        time.sleep(0.02)
+
+
+def records(content: bytes) -> Iterator[Any]:
+    """Records of LevelDB's log format, each with a checksum, its length and a kind."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        content, place = path.read_bytes(), 7
-        while place < len(content):
-            _, length, _ = struct.unpack_from("<IHB", content, place)
-            record = Record()
-            record.ParseFromString(content[place + 7 : place + 7 + length])
-            yield record
-            place += 7 + length
+    place = 7
+    while place < len(content):
+        _, length, _ = struct.unpack_from("<IHB", content, place)
+        record = Record()
+        record.ParseFromString(content[place + 7 : place + 7 + length])
+        yield record
+        place += 7 + length
 
 
 def test_weights_and_biases_get_the_same_numbers_as_one_run(tmp_path, monkeypatch, capfd):
@@ -67,7 +79,7 @@ def test_weights_and_biases_get_the_same_numbers_as_one_run(tmp_path, monkeypatc
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "data"))
     folder = tmp_path / "mine"
     write(folder, tensorboard=False, wandb="hindsight")
-    found = list(records(folder))
+    found = ended_records(folder, starts=2)
     runs = [one.run for one in found if one.WhichOneof("record_type") == "run"]
     assert len({run.run_id for run in runs}) == 1
     assert {(run.project, run.display_name) for run in runs} == {("hindsight", "mine")}
