@@ -58,7 +58,10 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     from opd.report.trainer_metrics import TrainerMetrics
     from opd.run.folder import only_trainer
     from rollout_bridge.engine.types import AGENT_PRIORITY, FIRST_PRIORITY
-    from rollout_bridge.rendering.calibration_texts import calibration_sequences
+    from rollout_bridge.rendering.calibration_texts import (
+        calibration_sequences,
+        conversation_sequences,
+    )
     from trainer.step.loop import EmbeddedTrainer
 
     for warning in run_warnings(config.trainer):
@@ -86,6 +89,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             )
             calibration = await trainer.calibrate(sequences, frozen={"frozen": frozen})
             logger.info("calibrated: noise %.3g nats", calibration.noise)
+            await trainer.check_rate(conversation_sequences(rendering))
             serves = stays and config.made_by == "serve"
             metrics = TrainerMetrics()
             with writing_metrics(folder, "trainer", [metrics.registry]):

@@ -32,6 +32,7 @@ from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
 from trainer.batch.side_sampling import TokenScorer
 from trainer.calibration.calibrate import Calibration, Scorer
 from trainer.calibration.calibrate_run import calibrate_run
+from trainer.calibration.first_batch import rate_warning
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restore import (
@@ -220,6 +221,18 @@ class EmbeddedTrainer:
             older=None if served == self.version else served,
             thread=self._thread,
         )
+
+    async def check_rate(self, texts: Sequence[Ids]) -> None:
+        """Before a run's first step: say so if the passes over one batch would move the policy too
+        far at `texts`. The weights stay.
+        """
+        if self.manifest.step > 0:
+            return
+        policy = self.updater.policy
+        warning = await in_thread(self._thread, rate_warning, policy, texts, self.config)
+        await in_thread(self._thread, give_back)
+        if warning is not None:
+            logger.warning("%s", warning)
 
     async def run(
         self, stop: asyncio.Event, on_step: Callable[[StepReport], None] | None = None
