@@ -29,9 +29,9 @@ MOST_MESSAGES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which sessions are wanted: those with a turn that matches all given values, begun from `since`
-    to `until` (unix seconds). `version` trained the turn or sampled some of it; `user` is the end
-    user that the client named, `teacher` the teacher that the client or a route chose.
+    """Which sessions are wanted: those with a turn that matches all given values, begun from
+    `since` to `until` (unix seconds). `version` trained the turn or sampled some of it; `user` is
+    the end user that the client named, `teacher` the teacher that the client or a route chose.
     """
 
     state: TurnState | None = None

@@ -22,9 +22,9 @@ from opd.status.facts import read_now
 from records.errors import StoreUnavailable
 from records.names import TurnState
 from records.store import Store
-from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
 from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
+from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
