@@ -5,6 +5,7 @@ computed here that another module computes; what was not measured is None.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,6 +106,12 @@ class Now:
         """
         turns = self.counted.get("hint_agreement_turns_total")
         return self.counted["hint_agreement_total"] / turns if turns else None
+
+    @property
+    def kl_to_start(self) -> float | None:
+        """Nats per token, as the last step found it; None without `trainer.beta_kl`."""
+        found = self.figures.step.get("kl_loss")
+        return found if found is not None and math.isfinite(found) else None
 
     @property
     def teacher_tokens_per_scored(self) -> float | None:
@@ -255,7 +262,7 @@ def as_values(now: Now) -> dict[str, Any]:
             "age_s": None if "time" not in step else now.time - step["time"],
         },
         "staleness": {"mean": step.get("staleness_mean"), "max": step.get("staleness_max")},
-        "kl_to_start": step.get("kl_loss"),
+        "kl_to_start": now.kl_to_start,
         "gap": figures(row).get("gap"),
         "gap_where_trained": figures(row).get("gap_where_trained"),
         "obedience": None

@@ -92,8 +92,8 @@ def _learning(now: Now) -> Iterator[str]:
         yield _row("last step", f"{step['version']}, {span(now.time - step['time'])} ago{stale}")
     else:
         yield _row("last step", "none yet")
-    if (moved := step.get("kl_loss")) is not None:
-        yield _row("KL to start", f"{moved:.3g} nats per token, at the last step")
+    if now.kl_to_start is not None:
+        yield _row("KL to start", f"{now.kl_to_start:.3g} nats per token, at the last step")
     measured = figures(row)
     for name, where in (("gap", ""), ("gap_where_trained", ", measured where it trains")):
         if name in measured:
