@@ -223,6 +223,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
         "last_seen": found.last_seen,
         "closed": found.close_reason if found.closed_at is not None else None,
         "outcome": None if found.outcome is None else asdict(found.outcome),
+        "trained_versions": sorted({one["version"] for one in shown if one["version"] is not None}),
         "turns": shown,
         "next": turns[-1].turn_id if len(found.turns) > number else None,
     }

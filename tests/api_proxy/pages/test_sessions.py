@@ -14,7 +14,7 @@ from records.store import Store
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
-from tests.records.builders import a_session, a_turn
+from tests.records.builders import a_session, a_turn, turn_in
 from tests.records.hints.test_memory import objected
 
 LIST = "/v1/runs/current/sessions"
@@ -208,6 +208,17 @@ async def test_a_session_is_a_conversation_with_branches(door: Door) -> None:
     rest = (await door.client.get(path, params={"limit": 2, "after": part["next"]})).json()
     assert [one["turn_id"] for one in rest["turns"]] == [third.turn_id]
     assert (await door.client.get(path, params={"after": "no-such"})).status_code == 404
+
+
+async def test_a_session_says_which_versions_trained_on_it(door: Door, store: Store) -> None:
+    session_id = await a_session(store)
+    untrained = (await door.client.get(f"{LIST}/{session_id}")).json()
+    assert untrained["trained_versions"] == []
+    await turn_in(store, TurnState.TRAINED, session_id=session_id)
+    found = (await door.client.get(f"{LIST}/{session_id}")).json()
+    assert found["trained_versions"] == [found["turns"][0]["version"]] != [None]
+    page = (await door.client.get(f"/ui/sessions/{session_id}")).text
+    assert f'its turns: <a href="/ui/sessions?version={found["trained_versions"][0]}">' in page
 
 
 def texts(turn: dict[str, Any]) -> tuple[list[str], str]:

@@ -36,6 +36,8 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
             "loss": 0.5,
             "lessons/hint": 9.0,
             "rollout_corr/rollout_is_mean": 1.1,
+            "ratio_max": 1.2,
+            "pg_clipfrac": 0.01,
             "time": 1e9,
         },
         {"step": 1, "skipped": "below_noise", "loss": 0.4},
@@ -58,8 +60,8 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     assert "A &lt;run&gt;" in page
     assert "stale" in page
     assert "the weights that sampled it were too old" in page, "each reason says why"
-    assert page.count("<svg") == 2, "curves without a value are left out"
-    for title in ("Loss", "Mean importance weight"):
+    assert page.count("<svg") == 4, "curves without a value are left out"
+    for title in ("Loss", "Ratios", "Clipped tokens", "Mean importance weight"):
         assert f"<figcaption>{title}</figcaption>" in page
     assert "2 requests were answered by the policy; the first step ended at 2001-09-09" in page
     assert "1 steps trained 0 of these turns" in page
