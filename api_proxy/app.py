@@ -42,7 +42,7 @@ from records.care.housekeeping import Housekeeping
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "x-turn-id", "x-session-id", "retry-after")
 """What a web page may read from a response besides its body."""
 
-_TURN_ROUTES = (
+TURN_ROUTES = (
     ("/v1/chat/completions", chat_completions),
     ("/v1/messages", messages),
     ("/v1/responses", responses),
@@ -51,7 +51,7 @@ _TURN_ROUTES = (
 """Agents ask here for turns. These are Starlette's routes: they check their bodies themselves, so
 what FastAPI's do around them would only take time.
 """
-_ROUTERS = (
+ROUTERS = (
     router,
     models_router,
     feedback_router,
@@ -60,6 +60,7 @@ _ROUTERS = (
     messages_router,
     responses_router,
 )
+"""All other routes."""
 
 __all__ = ["ProxyDeps", "create_app"]
 
@@ -80,9 +81,9 @@ def create_app(deps: ProxyDeps) -> FastAPI:
     app.state.started = deps.clock()
     app.state.now = now.NowFeed(app.state.service)
     app.state.ring, app.state.logins = ring, logins
-    for path, endpoint in _TURN_ROUTES:
+    for path, endpoint in TURN_ROUTES:
         app.add_route(path, endpoint, methods=["POST"])
-    for one in _ROUTERS:
+    for one in ROUTERS:
         app.include_router(one)
     shapes = errors.ErrorShapes(
         {"/v1/messages": messages_refusal, "/v1/responses": responses_refusal},

@@ -17,19 +17,23 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import typer
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from api_proxy.app import ROUTERS, TURN_ROUTES
 from opd.cli.app import app
 from opd.run.config import RunConfig
-from records.names import DropReason, TurnState, TurnType
-from records.reading.drop_words import DROP_WORDS
+from records.hints.types import HintStatus
+from records.lessons.names import LessonKind, LessonState
+from records.names import TurnState, TurnType
+from records.reading.drop_words import BLOCK_WORDS, DROP_WORDS, LESSON_WORDS, REJECTION_WORDS
 
 ROOT = Path(__file__).parent.parent
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./[^)]*\)")
@@ -48,7 +52,12 @@ def write(to: Path) -> None:
         (to / page).write_text(from_root(text), encoding="utf-8")
     reference = to / "reference"
     reference.mkdir()
-    pages = {"configuration": configuration(), "commands": commands(), "names": names()}
+    pages = {
+        "configuration": configuration(),
+        "commands": commands(),
+        "routes": routes(),
+        "names": names(),
+    }
     for name, text in pages.items():
         (reference / f"{name}.md").write_text(text, encoding="utf-8")
 
@@ -194,14 +203,55 @@ def leaves(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ..
             yield from leaves(one, (*words, name))
 
 
-def names() -> str:
-    """The closed sets of names: kinds and states of turns, and why a turn does not train."""
-    lines = ["# Names", ""]
-    for kind, title in ((TurnType, "Kinds of turns"), (TurnState, "States of a turn")):
-        lines += [f"## {title}", "", inspect.getdoc(kind) or "", "", *_listed(kind), ""]
-    lines += ["## Why a turn does not train", "", "| reason | means |", "|---|---|"]
-    lines += [f"| `{reason}` | {DROP_WORDS[reason]} |" for reason in DropReason]
+def routes() -> str:
+    """Every route of the endpoint, and what it does."""
+    lines = [
+        "# Routes",
+        "",
+        "What the endpoint answers. A page's JSON has the same permissions as the page.",
+        "",
+        "| method | path | |",
+        "|---|---|---|",
+        *(_route("POST", path, endpoint) for path, endpoint in TURN_ROUTES),
+    ]
+    for router in ROUTERS:
+        for route in router.routes:
+            assert isinstance(route, APIRoute), route
+            lines += [
+                _route(one, route.path, route.endpoint) for one in sorted(route.methods or ())
+            ]
     return "\n".join(lines) + "\n"
+
+
+def _route(method: str, path: str, endpoint: Any) -> str:
+    first, _, _ = (inspect.getdoc(endpoint) or "").partition("\n\n")
+    return f"| {method} | `{path}` | {_cell(' '.join(first.split()))} |"
+
+
+_KINDS: tuple[tuple[type[StrEnum], str], ...] = (
+    (TurnType, "Kinds of turns"),
+    (TurnState, "States of a turn"),
+    (HintStatus, "States of a hint"),
+    (LessonKind, "Kinds of lessons"),
+    (LessonState, "States of a lesson"),
+)
+_REASONS: tuple[tuple[Mapping[Any, str], str], ...] = (
+    (DROP_WORDS, "Why a turn does not train"),
+    (REJECTION_WORDS, "Why a vote's hint was refused"),
+    (BLOCK_WORDS, "Why a hint is not practised"),
+    (LESSON_WORDS, "Why a lesson does not train"),
+)
+
+
+def names() -> str:
+    """The closed sets of names: kinds and states of turns, hints and lessons, and all reasons."""
+    lines = ["# Names", ""]
+    for kind, title in _KINDS:
+        lines += [f"## {title}", "", inspect.getdoc(kind) or "", "", *_listed(kind), ""]
+    for words, title in _REASONS:
+        lines += [f"## {title}", "", "| reason | means |", "|---|---|"]
+        lines += [f"| `{reason}` | {_cell(said)} |" for reason, said in words.items()] + [""]
+    return "\n".join(lines)
 
 
 def _listed(kind: type[StrEnum]) -> list[str]:

@@ -10,7 +10,9 @@ import typer
 
 from opd.cli.app import app
 from opd.run.config import RunConfig
-from records.names import DropReason
+from records.hints.types import RehearsalBlock
+from records.lessons.names import LessonDrop
+from records.names import DropReason, HintRejection
 from supply import site
 from trainer.objectives.hindsight_options import HindsightOpd
 from trainer.objectives.options import OBJECTIVE_NAMES
@@ -55,7 +57,8 @@ def test_every_key_command_and_reason_is_in_a_reference(pages: Path) -> None:
     for words, _ in site.leaves(typer.main.get_command(app), ("opd",)):
         assert f"## {' '.join(words)}\n" in commands
     reasons = (reference / "names.md").read_text(encoding="utf-8")
-    assert all(f"| `{reason.value}` |" in reasons for reason in DropReason)
+    kinds = (DropReason, HintRejection, RehearsalBlock, LessonDrop)
+    assert all(f"| `{reason.value}` |" in reasons for kind in kinds for reason in kind)
 
 
 def test_a_field_without_a_text_has_none_of_its_neighbours() -> None:

@@ -19,7 +19,7 @@ from records.keys import hash_of, parsed
 
 router = APIRouter()
 
-_FILES = Path(__file__).parent / "static"
+FILES = Path(__file__).parent / "static"
 _STATIC = {"pages.css": "text/css", "pages.js": "text/javascript", "icon.svg": "image/svg+xml"}
 _MOST_BYTES = 8192
 """For a form: a key or a token, and little else."""
@@ -83,7 +83,7 @@ async def static_file(name: str) -> Response:
     if name not in _STATIC:
         raise ApiError(404, "There is no such file.", code="unknown_url")
     headers = {**HEADERS, "Cache-Control": "no-cache"}
-    return FileResponse(_FILES / name, media_type=_STATIC[name], headers=headers)
+    return FileResponse(FILES / name, media_type=_STATIC[name], headers=headers)
 
 
 async def checked_form(request: Request, most_bytes: int = _MOST_BYTES) -> dict[str, str]:

@@ -1,5 +1,5 @@
 """Curves as SVG, without inline styles or scripts: colours come from the page's style sheet.
-Reports are drawn by matplotlib, which is too large for the endpoint's process.
+Reports (`opd.report.page`) are drawn by it, too.
 """
 
 from __future__ import annotations

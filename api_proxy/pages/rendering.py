@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse, Response
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import BaseLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from api_proxy.access.callers import caller_of
@@ -34,9 +34,10 @@ def _seen_once(value: Any) -> Any:
     return value if isinstance(value, Markup) else seen(value)
 
 
-def _templates() -> Environment:
+def environment_of(loader: BaseLoader) -> Environment:
+    """An environment for templates of pages: values are escaped, and every character is visible."""
     environment = Environment(
-        loader=PackageLoader("api_proxy.pages"),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_seen_once,
@@ -50,7 +51,7 @@ def _templates() -> Environment:
     return environment
 
 
-_TEMPLATES = _templates()
+_TEMPLATES = environment_of(PackageLoader("api_proxy.pages"))
 
 
 async def page(request: Request, template: str, **values: Any) -> Response:

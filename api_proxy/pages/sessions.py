@@ -38,6 +38,9 @@ def _filters(
     reason: Text = "",
     tenant: Text = "",
     version: Text = "",
+    user: Text = "",
+    teacher: Text = "",
+    since: Text = "",
     until: Text = "",
 ) -> dict[str, str]:
     """The filters of a list of sessions, as given."""
@@ -47,6 +50,9 @@ def _filters(
         "reason": reason,
         "tenant": tenant,
         "version": version,
+        "user": user,
+        "teacher": teacher,
+        "since": since,
         "until": until,
     }
 
@@ -117,7 +123,10 @@ async def _sessions(
         state=_member(TurnState, "state", filters["state"]),
         reason=_member(DropReason, "reason", filters["reason"]),
         version=_version(filters["version"]),
-        until=_time(filters["until"]),
+        user=filters["user"] or None,
+        teacher=filters["teacher"] or None,
+        since=_time("since", filters["since"]),
+        until=_time("until", filters["until"]),
     )
     if filters["text"]:
         return await _found(service, scope, wanted, filters["text"], after, limit)
@@ -214,6 +223,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
         "last_seen": found.last_seen,
         "closed": found.close_reason if found.closed_at is not None else None,
         "outcome": None if found.outcome is None else asdict(found.outcome),
+        "trained_versions": sorted({one["version"] for one in shown if one["version"] is not None}),
         "turns": shown,
         "next": turns[-1].turn_id if len(found.turns) > number else None,
     }
@@ -289,7 +299,7 @@ def _version(value: str) -> int | None:
     return int(value)
 
 
-def _time(value: str) -> float | None:
+def _time(name: str, value: str) -> float | None:
     """Unix seconds of a time in a form. Raises ApiError 400."""
     if not value:
         return None
@@ -297,7 +307,7 @@ def _time(value: str) -> float | None:
         found = datetime.fromisoformat(value)
         return found.replace(tzinfo=found.tzinfo or UTC).timestamp()
     except (ValueError, OverflowError):
-        raise invalid("'until' must be a time (UTC) such as 2026-05-01T13:00.", "until") from None
+        raise invalid(f"'{name}' must be a time (UTC) such as 2026-05-01T13:00.", name) from None
 
 
 def _place(after: str) -> Place | None:

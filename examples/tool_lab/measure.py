@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from examples.tool_lab.cases import GenerationRequest, Message
-from examples.tool_lab.evaluate import Rate, evaluate
+from examples.tool_lab.evaluate import POLICY_TEMPERATURE, Rate, build_cases, evaluate
+from judge.votes.prompts import message_text
 from opd.evaluation.attempts import answer_message
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SamplingParams
@@ -19,6 +21,8 @@ from rollout_bridge.rendering.rendering import Rendering
 
 CONCURRENCY = 64
 MAX_NEW_TOKENS = 64
+EXAMPLES = 2
+"""Questions about each preference whose answers the report shows."""
 GROUPS = ("success", "other_skills", "contrary")
 
 
@@ -48,6 +52,33 @@ async def measure_policy(
         return list(await asyncio.gather(*(one(request) for request in requests)))
 
     return await evaluate(generate, samples, seed, GROUPS, kinds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """One answer to a question about a preference, as text."""
+
+    kind: str
+    asked: str
+    answer: str
+
+
+async def example_answers(
+    engine: EngineClient, rendering: Rendering, *, seed: int, kinds: Sequence[str]
+) -> list[Answered]:
+    """Answers to the first questions about each preference; equal seeds give equal questions."""
+    asked = [
+        (kind, case.request)
+        for kind in kinds
+        for case in build_cases("success", EXAMPLES, seed, [kind])
+    ]
+    said = await asyncio.gather(
+        *(answer(engine, rendering, request, POLICY_TEMPERATURE) for _, request in asked)
+    )
+    return [
+        Answered(kind=kind, asked=message_text(request.messages[-1]), answer=message_text(message))
+        for (kind, request), message in zip(asked, said, strict=True)
+    ]
 
 
 async def answer(

@@ -1,6 +1,6 @@
 """A run of the tool lab: measure, learn, measure again, leave a folder that shows what happened.
 
-The packages for measuring and drawing (torch, matplotlib) are imported where they are used.
+The packages for measuring (torch) and drawing are imported where they are used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -29,6 +29,9 @@ from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import read_stop, why_stopped
 from trainer.errors import StartupError
+
+if TYPE_CHECKING:
+    from examples.tool_lab.measure import Answered
 
 
 async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -58,6 +61,7 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         await processes.start_engines()
         timings["starting engines"] = time.monotonic() - started
         before = await _measure(console, "before", engine, rendering, lab, timings)
+        said_before = await _examples(engine, rendering, lab)
         loop_started = time.monotonic()
         await asyncio.gather(processes.start_proxy(), processes.start_learning())
         timings["starting the loop"] = time.monotonic() - loop_started
@@ -67,10 +71,11 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         await processes.supervisor.stop("proxy", "judge", "trainer")
         version = await _served_version(engine, store, folder)
         after = await _measure(console, "after", engine, rendering, lab, timings)
+        said = list(zip(said_before, await _examples(engine, rendering, lab), strict=True))
         gap = await _measure_gap(config, lab, version, folder, timings)
         timings["everything"] = time.monotonic() - started
         summary = await build_summary(config, lab, store, state, before, after, gap, timings)
-        await save_results(folder, summary, store, rendering, before, after)
+        await save_results(folder, summary, store, rendering, before, after, said)
     print_results(console, summary, before, after, folder)
     return summary
 
@@ -116,6 +121,12 @@ async def _measure(
         )
     timings[f"measuring {when}"] = time.monotonic() - begun
     return rates
+
+
+async def _examples(engine: EngineClient, rendering: Rendering, lab: LabConfig) -> list[Answered]:
+    from examples.tool_lab.measure import example_answers
+
+    return await example_answers(engine, rendering, seed=lab.seed, kinds=lab.preferences)
 
 
 async def _measure_gap(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,15 @@ from api_proxy.measured import Curve
 from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
-from examples.tool_lab.measure import as_numbers
+from examples.tool_lab.measure import Answered, as_numbers
+from examples.tool_lab.preferences import PREFERENCES
 from opd.rehearsal.reported import learning_tables
 from opd.report.curves import metric_rows, training_curves
 from opd.report.health import health_tables
 from opd.report.page import write_report
-from opd.report.run_report import example_turns
+from opd.report.run_report import EXAMPLES, example_turns
 from opd.report.run_summary import run_summary
+from opd.report.story import line, of_rate, story
 from opd.run.config import RunConfig
 from records.names import TurnState
 from records.store import Store
@@ -105,8 +108,11 @@ async def save_results(
     rendering: Rendering,
     before: dict[str, Rate],
     after: dict[str, Rate],
+    said: Sequence[tuple[Answered, Answered]],
 ) -> None:
-    """Write summary.json and report.html into the run folder."""
+    """Write summary.json and report.html into the run folder; `said` are answers to the same
+    questions before and after.
+    """
     rows = metric_rows(folder)
     summary["metrics_mean"] = _metric_means(rows)
     summary["learning"] = await run_summary(folder, store, rows)
@@ -114,15 +120,27 @@ async def save_results(
     write_report(
         folder / "report.html",
         title=f"Tool lab, seed {summary['seed']}, hints: {summary['hints']}",
+        story=[_users(summary), *await story(folder, store, rows)],
         facts=_facts(summary),
         tables=[
-            ("Measured on held-out names", ("skill", "before", "after"), _rate_rows(before, after)),
+            (
+                "Before and after, on names never seen in training, with 95% intervals",
+                ("measured", "before", "after", "verdict"),
+                [*_verdict_rows(before, after), *_gap_rows(summary["gap_to_hinted_teacher"])],
+            ),
+            (
+                "Answers before and after",
+                ("question", "before", "after"),
+                [(one.asked, one.answer, other.answer) for one, other in said],
+            ),
+        ],
+        details=[
+            *await learning_tables(store, folder),
             (
                 "Turns dropped, by reason",
                 ("reason", "turns"),
                 [(name, str(number)) for name, number in summary["dropped"].items()],
             ),
-            *await learning_tables(store, folder),
             *health_tables(rows),
             (
                 "Where the time went",
@@ -131,7 +149,7 @@ async def save_results(
             ),
         ],
         curves=[_objections_curve(summary), *training_curves(folder)],
-        examples=await example_turns(store, rendering, limit=3),
+        examples=await example_turns(store, rendering, limit=EXAMPLES),
     )
 
 
@@ -201,6 +219,8 @@ def _objections_curve(summary: dict[str, Any]) -> Curve:
         unit="share of turns",
         steps=[update for update, _ in points],
         series={"live conversations": [share for _, share in points]},
+        says="Of the turns between one step and the next. Healthy: it falls while wishes are "
+        "learned.",
     )
 
 
@@ -214,6 +234,43 @@ def _contrary(rates: dict[str, Rate]) -> dict[str, Rate]:
 
 def _rate_rows(before: dict[str, Rate], after: dict[str, Rate]) -> list[tuple[str, str, str]]:
     return [(name, _shown(before[name]), _shown(after[name])) for name in before]
+
+
+def _users(summary: dict[str, Any]) -> str:
+    wishes = [PREFERENCES[kind] for kind in summary["success_by_preference"]]
+    said = " ".join(f"“{one.hints[one.alternative][0]}”" for one in wishes)
+    return (
+        "A travel agent with four tools answers scripted users. They never ask for what they want, "
+        f"and object to an answer that is otherwise: {said} Some users openly ask for the "
+        "opposite, and are to get it."
+    )
+
+
+def _verdict_rows(
+    before: dict[str, Rate], after: dict[str, Rate]
+) -> list[tuple[str, str, str, str]]:
+    """More is better for every rate of the lab."""
+    return [
+        line(name, of_rate(before[name]), of_rate(after[name]), more_is_better=True)
+        for name in before
+    ]
+
+
+def _gap_rows(gap: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """In nats per token; measured once, so without an interval."""
+    rows: list[tuple[str, str, str, str]] = []
+    for name, value in gap["before"].items():
+        fall = gap["fall"].get(name)
+        said = "none to close" if fall is None else f"closed by {fall:.0%}"
+        rows.append(
+            (
+                f"gap to the hinted teacher: {name}",
+                f"{value:.3f}",
+                f"{gap['after'][name]:.3f}",
+                said,
+            )
+        )
+    return rows
 
 
 def _shown(rate: Rate) -> str:

@@ -15,7 +15,7 @@ from opd.replay.taking_in import ImportReport
 from opd.report.curves import metric_rows, training_curves
 from opd.report.health import health_tables
 from opd.report.page import write_report
-from opd.report.run_report import example_turns
+from opd.report.run_report import EXAMPLES, example_turns
 from records.names import TurnState
 from records.reading.replay_status import ReplayStatus
 from records.store import Store
@@ -230,7 +230,7 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
         examples=(
             None
             if summary["mode"] == "judge-only" and not summary["updates"]
-            else await example_turns(store, rendering, limit=3)
+            else await example_turns(store, rendering, limit=EXAMPLES)
         ),
     )
     return path

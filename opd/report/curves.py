@@ -40,6 +40,39 @@ _PLOTS = (
         says="The same without its sign: what is left to learn. Healthy: it falls.",
     ),
     _Plot(
+        title="Largest advantage",
+        unit="nats",
+        names={"opd/adv_abs_max": "|advantage|"},
+        says="Of all tokens of a step. Healthy: a single token does not stand out for many steps.",
+    ),
+    _Plot(
+        title="Advantages above 0",
+        unit="share",
+        names={"opd/adv_pos_frac": "tokens that are pushed up"},
+        says="Healthy: neither near 0 nor near 1; a policy that is pushed down almost everywhere "
+        "forgets.",
+    ),
+    _Plot(
+        title="Ratios",
+        unit="",
+        names={
+            "ratio_max": "largest, policy over the step's start",
+            "rollout_corr/ratio_p99": "99th percentile, trainer over engine",
+        },
+        marks={"ideal": 1.0},
+        says="How much more probable tokens became. Healthy: near 1.",
+    ),
+    _Plot(
+        title="Clipped tokens",
+        unit="share",
+        names={
+            "pg_clipfrac": "by the surrogate",
+            "tis_clipfrac": "weights that differ from their ratio",
+        },
+        says="Tokens whose push was cut because their ratio left its bounds. Healthy: a few in a "
+        "hundred; many mean that steps are too large, or samples too old.",
+    ),
+    _Plot(
         title="Loss",
         unit="",
         names={"loss": "total", "pg_loss": "policy gradient", "kl_loss": "KL to start"},

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from api_proxy.pages.tokens import token_texts
 from judge.votes.prompts import message_text
 from opd.rehearsal.reported import learning_tables
+from opd.rehearsal.saying import MOST_HINTS
 from opd.report.curves import metric_rows, training_curves
 from opd.report.health import health_tables
 from opd.report.page import ReportExample, write_report
 from opd.report.run_summary import write_run_summary
+from opd.report.story import before_and_after, story
 from records.reading.drop_words import DROP_WORDS
 from records.store import Store
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import why_stopped
 
-EXAMPLES = 3
-"""Turns that the page shows."""
+EXAMPLES = 8
+"""Turns that the page shows, each of another version."""
 
 
 async def write_run_report(folder: Path, title: str, store: Store, rendering: Rendering) -> Path:
@@ -36,6 +39,7 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
     write_report(
         path,
         title=title,
+        story=await story(folder, store, rows),
         facts=[
             ("policy version", str(latest.version if latest is not None else 0)),
             ("updates", str(len(trained))),
@@ -43,14 +47,15 @@ async def write_run_report(folder: Path, title: str, store: Store, rendering: Re
             ("turns judged", "all in time" if share is None else f"{share:.0%}"),
             *_end(folder),
         ],
-        tables=[
+        tables=before_and_after(folder, await store.hints(limit=MOST_HINTS)),
+        details=[
+            *await learning_tables(store, folder),
             ("Turns by state", ("state", "turns"), [(k.value, str(n)) for k, n in counts.items()]),
             (
                 "Turns dropped, by reason",
                 ("reason", "turns", "why"),
                 [(k.value, str(n), DROP_WORDS[k]) for k, n in drops.items()],
             ),
-            *await learning_tables(store, folder),
             *health_tables(trained),
         ],
         curves=training_curves(folder),
@@ -66,15 +71,19 @@ def _end(folder: Path) -> list[tuple[str, str]]:
 
 
 async def example_turns(store: Store, rendering: Rendering, limit: int) -> list[ReportExample]:
-    """The `limit` newest trained turns with their tokens and advantages."""
+    """The newest trained turn of each of the `limit` newest versions that trained one, with its
+    tokens and advantages.
+    """
+    found = await store.example_turns(limit, one_per_version=True)
     return [
         ReportExample(
             title=f"Turn {example.turn.turn_id}, trained in version {example.version}",
             prompt="\n".join(message_text(message) for message in example.turn.messages),
             next_state="\n".join(message_text(message) for message in example.turn.next_state),
             hint=example.score.hint or "(none: the teacher saw the original prompt)",
-            tokens=[rendering.decode([int(token)]) for token in example.turn.response_ids],
+            ids=example.turn.response_ids.tolist(),
+            tokens=token_texts(example.turn.response_ids, rendering.decode),
             advantages=[float(value) for value in example.sample.advantages],
         )
-        for example in await store.example_turns(limit)
+        for example in found
     ]

@@ -5,6 +5,7 @@ computed here that another module computes; what was not measured is None.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,6 +106,23 @@ class Now:
         """
         turns = self.counted.get("hint_agreement_turns_total")
         return self.counted["hint_agreement_total"] / turns if turns else None
+
+    @property
+    def kl_to_start(self) -> float | None:
+        """Nats per token, as the last step found it; None without `trainer.beta_kl`."""
+        found = self.figures.step.get("kl_loss")
+        return found if found is not None and math.isfinite(found) else None
+
+    @property
+    def teacher_tokens_per_scored(self) -> float | None:
+        """Tokens that teachers read (hinted prompts and answers) for each turn that they scored,
+        since the judge's process started; None before one was scored by an engine.
+        """
+        turns = self.counted.get("teacher_scored_total")
+        tokens = self.counted.get("teacher_tokens_total")
+        if not turns or not tokens:
+            return None
+        return (tokens + self.counted["teacher_prompt_tokens_total"]) / turns
 
 
 def read_run(config_file: Path) -> Now:
@@ -238,11 +256,13 @@ def as_values(now: Now) -> dict[str, Any]:
             "completion": now.votes.completion_tokens,
         },
         "judge_tokens_per_accepted": tokens_per_accepted(now.votes),
+        "teacher_tokens_per_scored": now.teacher_tokens_per_scored,
         "last_step": {
             "version": step.get("version"),
             "age_s": None if "time" not in step else now.time - step["time"],
         },
         "staleness": {"mean": step.get("staleness_mean"), "max": step.get("staleness_max")},
+        "kl_to_start": now.kl_to_start,
         "gap": figures(row).get("gap"),
         "gap_where_trained": figures(row).get("gap_where_trained"),
         "obedience": None

@@ -80,6 +80,8 @@ def _judged(now: Now) -> Iterator[str]:
     if cost is not None:
         parts.append(f"{cost:,.0f} tokens per hint")
     yield _row("judge", "; ".join(parts))
+    if (tokens := now.teacher_tokens_per_scored) is not None:
+        yield _row("teacher", f"{tokens:,.0f} tokens per scored turn")
 
 
 def _learning(now: Now) -> Iterator[str]:
@@ -90,6 +92,8 @@ def _learning(now: Now) -> Iterator[str]:
         yield _row("last step", f"{step['version']}, {span(now.time - step['time'])} ago{stale}")
     else:
         yield _row("last step", "none yet")
+    if now.kl_to_start is not None:
+        yield _row("KL to start", f"{now.kl_to_start:.3g} nats per token, at the last step")
     measured = figures(row)
     for name, where in (("gap", ""), ("gap_where_trained", ", measured where it trains")):
         if name in measured:

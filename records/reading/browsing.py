@@ -29,19 +29,37 @@ MOST_MESSAGES = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which sessions are wanted: those with a turn that matches all given values, begun by `until`
-    (unix seconds). `version` trained the turn or sampled some of it.
+    """Which sessions are wanted: those with a turn that matches all given values, begun from
+    `since` to `until` (unix seconds). `version` trained the turn or sampled some of it; `user` is
+    the end user that the client named, `teacher` the teacher that the client or a route chose.
     """
 
     state: TurnState | None = None
     reason: DropReason | None = None
     version: int | None = None
+    user: str | None = None
+    teacher: str | None = None
+    since: float | None = None
     until: float | None = None
 
     @property
     def is_of_turns(self) -> bool:
         """Whether turns have to be looked at."""
-        return (self.state, self.reason, self.version) != (None, None, None)
+        asked = (self.state, self.reason, self.version, self.user, self.teacher)
+        return any(one is not None for one in asked)
+
+    def is_within(self, began: float) -> bool:
+        """Whether a session that began then (unix seconds) is wanted."""
+        return (self.since is None or began >= self.since) and (
+            self.until is None or began <= self.until
+        )
+
+
+ASKED_OF_TURNS = (
+    *(TurnRow.state, TurnRow.drop_reason, TurnRow.trained_version, TurnRow.oldest_version),
+    *(TurnRow.newest_version, TurnRow.user_id, TurnRow.teacher_key),
+)
+"""Columns that `fits` looks at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +149,9 @@ def listed_sessions(connection: Connection, session_ids: Sequence[str]) -> dict[
 
 
 def _newest_turns(connection: Connection, session_id: str) -> Sequence[Any]:
-    """States of a session's newest turns: up to one more than are looked at."""
+    """What is asked of a session's newest turns: up to one more than are looked at."""
     return connection.execute(
-        select(
-            TurnRow.state,
-            TurnRow.drop_reason,
-            TurnRow.trained_version,
-            TurnRow.oldest_version,
-            TurnRow.newest_version,
-        )
+        select(*ASKED_OF_TURNS)
         .where(TurnRow.session_id == session_id)
         .order_by(TurnRow.created_at.desc())
         .limit(MOST_TURNS + 1)
@@ -152,6 +164,8 @@ def _conditions(
     conditions: list[ColumnElement[bool]] = []
     if scope is not None:
         conditions.append(SessionRow.scope == scope)
+    if wanted.since is not None:
+        conditions.append(SessionRow.created_at >= wanted.since)
     if wanted.until is not None:
         conditions.append(SessionRow.created_at <= wanted.until)
     if after is not None:
@@ -163,8 +177,10 @@ def _conditions(
 
 
 def fits(turn: Any, wanted: Wanted) -> bool:
-    """Whether a turn has the state, reason and version that are wanted."""
+    """Whether a turn has all the values that are wanted of it; it has those of ASKED_OF_TURNS."""
     if wanted.state not in (None, turn.state) or wanted.reason not in (None, turn.drop_reason):
+        return False
+    if wanted.user not in (None, turn.user_id) or wanted.teacher not in (None, turn.teacher_key):
         return False
     if wanted.version in (None, turn.trained_version):
         return True

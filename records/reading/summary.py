@@ -219,9 +219,13 @@ def newest_taught(connection: Connection, teacher: str, limit: int) -> dict[str,
     return {row.turn_id: row.hint for row in rows}
 
 
-def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
-    """The newest turns that were trained under a hint, with their samples, newest first."""
-    samples = _newest_samples(connection, limit)
+def example_turns(
+    connection: Connection, limit: int, one_per_version: bool = False
+) -> list[ExampleTurn]:
+    """The newest turns that were trained under a hint, with their samples, newest first;
+    `one_per_version`: of each version only the newest.
+    """
+    samples = _newest_samples(connection, limit, one_per_version)
     turn_ids = [row.turn_id for row in samples]
     turns = load_turns(connection, turn_ids)
     scores = load_scores(connection, turn_ids)
@@ -245,7 +249,7 @@ def example_turns(connection: Connection, limit: int) -> list[ExampleTurn]:
     return examples
 
 
-def _newest_samples(connection: Connection, limit: int) -> list[Any]:
+def _newest_samples(connection: Connection, limit: int, one_per_version: bool) -> list[Any]:
     """Samples that turns were trained with last, under a hint: a few versions at a time, since
     SQLite would sort all of them.
     """
@@ -263,7 +267,11 @@ def _newest_samples(connection: Connection, limit: int) -> list[Any]:
             )
             .order_by(SampleRow.version.desc(), TurnRow.created_at.desc(), SampleRow.turn_id)
         )
-        chosen += [(row.turn_id, row.version) for row in found if row.state is TurnState.TRAINED]
+        trained = [(row.turn_id, row.version) for row in found if row.state is TurnState.TRAINED]
+        if one_per_version:
+            first = {version: turn_id for turn_id, version in reversed(trained)}
+            trained = [(first[version], version) for version in sorted(first, reverse=True)]
+        chosen += trained
         older = versions.where(SampleRow.version < some[-1])
         some = connection.scalars(older.limit(_VERSIONS)).all()
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, func, select, text
 
-from records.reading.browsing import ListedSession, Wanted, fits, listed_sessions
+from records.reading.browsing import ASKED_OF_TURNS, ListedSession, Wanted, fits, listed_sessions
 from records.search.indexing import REFUSED_WORD, scope_word, turn_texts
 from records.search.words import Excerpt, excerpt
 from records.tables.models import IS_NOT_INDEXED, SessionRow, TurnRow, TurnTextRow
@@ -86,9 +86,8 @@ def found_page(
 
 
 def _is_wanted(turn: Any, scope: str | None, wanted: Wanted) -> bool:
-    if scope not in (None, turn.scope) or not fits(turn, wanted):
-        return False
-    return wanted.until is None or turn.began <= wanted.until
+    is_theirs = scope in (None, turn.scope)
+    return is_theirs and fits(turn, wanted) and wanted.is_within(turn.began)
 
 
 def _matches(
@@ -117,9 +116,8 @@ def _matches(
 
 def _turns(connection: Connection, numbers: Sequence[int]) -> dict[int, Any]:
     columns = (
-        *(TurnTextRow.number, TurnRow.turn_id, TurnRow.session_id, TurnRow.scope, TurnRow.state),
-        *(TurnRow.drop_reason, TurnRow.trained_version),
-        *(TurnRow.oldest_version, TurnRow.newest_version, SessionRow.created_at.label("began")),
+        *(TurnTextRow.number, TurnRow.turn_id, TurnRow.session_id, TurnRow.scope),
+        *(*ASKED_OF_TURNS, SessionRow.created_at.label("began")),
     )
     statement = (
         select(*columns)

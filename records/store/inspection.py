@@ -135,9 +135,11 @@ class InspectionStore(StoreBase):
         """
         return await self.read(summary.newest_taught, teacher=teacher, limit=limit)
 
-    async def example_turns(self, limit: int) -> list[ExampleTurn]:
+    async def example_turns(
+        self, limit: int, *, one_per_version: bool = False
+    ) -> list[ExampleTurn]:
         """The newest trained turns with verdict, score and sample."""
-        return await self.read(summary.example_turns, limit=limit)
+        return await self.read(summary.example_turns, limit=limit, one_per_version=one_per_version)
 
     async def hinted_turn_ids(self) -> list[str]:
         """The turns of main conversations that earned a hint, oldest first."""

@@ -30,6 +30,9 @@ class ScoringMetrics:
         )
         self.scored = Counter("teacher_scored", "Turns scored", registry=self.registry)
         self.tokens = Counter("teacher_tokens", "Response tokens scored", registry=self.registry)
+        self.prompt_tokens = Counter(
+            "teacher_prompt_tokens", "Tokens of hinted prompts scored under", registry=self.registry
+        )
         self.side_requests = Counter(
             "policy_side_requests",
             "Requests to the policy for side samples",
@@ -56,6 +59,7 @@ class ScoringMetrics:
         for score in scores:
             if score.teacher_version != UNSCORED:
                 self.tokens.inc(len(score.teacher_logprobs))
+                self.prompt_tokens.inc(len(score.hinted_prompt_ids))
                 self.latency.observe(score.latency_s)
 
     def count_dropped(self, reason: DropReason, number: int = 1) -> None:

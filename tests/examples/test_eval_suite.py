@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from examples.tool_lab.eval_suite import suite, suits
-from examples.tool_lab.measure import measure_policy
+from examples.tool_lab.measure import EXAMPLES, example_answers, measure_policy
 from examples.tool_lab.preferences import TRAINED_KINDS
 from opd.evaluation.attempts import ServedPolicy, count_passes
 from opd.evaluation.tasks import SuiteRequest
@@ -63,6 +63,16 @@ async def test_pass_at_1_is_the_rate_that_the_lab_measures(
     } == {metric: (rate.hits, rate.count) for metric, rate in rates.items()}
     assert sum(rate.hits for rate in rates.values()) > 0
     assert {f"success_{kind}" for kind in TRAINED_KINDS} == set(lab.headline) <= set(rates)
+
+
+async def test_answers_for_the_report_are_to_the_same_questions(engine: OneAnswerEach) -> None:
+    rendering = Rendering.load(str(MODEL), RendererConfig(name="qwen3", enable_thinking=False))
+    before, after = [
+        await example_answers(engine, rendering, seed=SEED, kinds=TRAINED_KINDS) for _ in range(2)
+    ]
+    assert [one.asked for one in before] == [one.asked for one in after]
+    assert [one.kind for one in before] == [kind for kind in TRAINED_KINDS for _ in range(EXAMPLES)]
+    assert all(one.answer.startswith("[assistant] ") for one in before)
 
 
 def test_the_suite_asks_for_what_the_runs_users_want(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ _GOOD_START = {"role": "user", "content": "What is the weather in Karo?"}
 _HEADERS = ("x-session-id", "x-turn-type", "x-session-done", "x-teacher", "authorization", "accept")
 _QUERY = (
     *("limit", "after", "order", "include", "stream", "starting_after"),
-    *("state", "reason", "tenant", "version", "until", "status"),
+    *("state", "reason", "tenant", "version", "user", "teacher", "since", "until", "status"),
     *("signal", "candidate", "first", "last"),
 )
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")

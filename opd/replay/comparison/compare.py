@@ -46,7 +46,7 @@ def compare(folder_a: Path, folder_b: Path, out: Path) -> Comparison:
             f"{compared.matched.only_b} main turns): compare runs that replayed the same recording"
         )
     compared = replace(compared, settings=tuple(differing_settings(config_a, config_b)), report=out)
-    from opd.replay.comparison.report import draw  # matplotlib
+    from opd.replay.comparison.report import draw
 
     draw(compared, out)
     return compared

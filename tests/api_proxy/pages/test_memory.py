@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from api_proxy.access.callers import tenant_scope
 from opd.report.hint_versions import hint_versions
+from records.hints.types import HintState
 from records.store import Store
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.pages.conftest import Login
@@ -59,6 +61,17 @@ async def test_hints_come_page_by_page_and_by_status(door: Door, store: Store) -
     assert wrong.status_code == 400
     assert "text/html" in wrong.headers["content-type"]
     assert "&#39;status&#39; must be one of" in wrong.text
+
+
+async def test_the_states_of_a_hint_lead_to_their_turns(door: Door, store: Store) -> None:
+    turn_id = await objected(store, "use Celsius")
+    [hint] = await store.hints()
+    state = HintState(hint_id=hint.hint_id, turn_id=turn_id, held_out=True)
+    await store.set_hint_states(hint.hint_id, [state])
+    page = (await door.client.get(f"/ui/memory/{hint.hint_id}")).text
+    [states] = re.findall(r"<summary>Show them</summary>(.*?)</details>", page, flags=re.DOTALL)
+    assert f'<a href="/ui/turns/{turn_id}">' in states
+    assert '<span class="tag">measures</span>' in states
 
 
 @pytest.mark.parametrize("text", HOSTILE)

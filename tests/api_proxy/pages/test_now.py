@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from api_proxy.access.callers import tenant_scope
 from api_proxy.pages import now
+from opd.report.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.command import with_health
 from opd.status.facts import read_now
@@ -22,10 +24,11 @@ from records.names import TurnState
 from records.store import Store
 from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
+from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
-from tests.records.builders import a_session, turn_in
+from tests.records.builders import a_score, a_session, turn_in
 from tests.records.hints.test_memory import objected
 from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
@@ -76,10 +79,20 @@ async def test_what_the_run_measured_is_shown(door: Door, tmp_path: Path) -> Non
     pooled = PooledRow(value=0.5, low=0.4, high=0.6, count=64, before=0.9, floor=0.8, passed=False)
     Journal(tmp_path).add(a_row(7).model_copy(update={"pooled": pooled}))
     add_check(tmp_path, moved(7))
+    page = (await door.client.get("/ui/now")).text
+    assert "not measured by steps; see the canaries" in page
+    assert "tokens a scored turn" not in page
+    door.app.state.now = now.NowFeed(door.app.state.service)
     step = {"time": time.time(), "version": 7, "staleness_mean": 0.5, "staleness_max": 2}
+    step["kl_loss"] = 0.0425
+    scoring = ScoringMetrics(CollectorRegistry())
+    scoring.count_scored([a_score("t"), a_score("t")])
+    write_metrics(tmp_path, "judge", [scoring.registry])
     (tmp_path / "metrics.jsonl").write_text(json.dumps(step) + "\n", encoding="utf-8")
     page = (await door.client.get("/ui/now")).text
     assert "version 6 is 0.125 from it; gap where it trained 0.2 (start 0.7)" in page
+    assert "<dd>18 tokens a scored turn</dd>" in page
+    assert "0.0425 nats a token, at the last step" in page
     for words in ("version 7, ", "0.5 versions old, at most 2", "0.50 (start 0.90, at least 0.80)"):
         assert words in page
     assert "open wishes are done too seldom" in page

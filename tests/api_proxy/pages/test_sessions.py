@@ -14,7 +14,7 @@ from records.store import Store
 from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.conftest import Login
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
-from tests.records.builders import a_session, a_turn
+from tests.records.builders import a_session, a_turn, turn_in
 from tests.records.hints.test_memory import objected
 
 LIST = "/v1/runs/current/sessions"
@@ -67,9 +67,31 @@ async def test_sessions_are_found_by_what_their_turns_are(
     assert await listed(door, f"version={span.version}") == [dropped, waiting]
     assert await listed(door, f"version={span.version + 1}") == []
     assert await listed(door, "until=1970-01-12T14:00") == [waiting]
+    assert await listed(door, "since=1970-01-12T14:00") == [dropped]
+    assert await listed(door, "since=1970-01-12T14:00&until=1970-01-12T14:00") == []
     page = (await door.client.get("/ui/sessions?reason=no_hint")).text
     assert "<option selected>no_hint</option>" in page
     assert "No session matches" in (await door.client.get("/ui/sessions?reason=stale")).text
+
+
+async def test_sessions_are_found_by_user_and_teacher(door: Door, store: Store) -> None:
+    expected = {}
+    for user, teacher in (("ann", None), ("bob", "large"), (None, None)):
+        session_id = await a_session(store, "anonymous")
+        turn = a_turn(session_id, user_id=user, teacher_key=teacher)
+        await store.record_turn(turn, scope="anonymous")
+        expected[user] = session_id
+    await store.index_texts(10)
+    for more in ("", "&text=warm"):
+        assert await listed(door, f"user=ann{more}") == [expected["ann"]]
+        assert await listed(door, f"teacher=large{more}") == [expected["bob"]]
+        assert await listed(door, f"user=ann&teacher=large{more}") == []
+        assert await listed(door, f"user=nobody{more}") == []
+        assert await listed(door, f"since=2100-01-01{more}") == []
+    assert len(await listed(door)) == 3
+    page = (await door.client.get("/ui/sessions", params={"user": HOSTILE[:300]})).text
+    assert_harmless(page)
+    assert "No session matches" in page
 
 
 async def test_sessions_are_found_by_text(door: Door, store: Store) -> None:
@@ -148,7 +170,7 @@ async def test_a_list_goes_on_where_it_stopped(
 
 
 @pytest.mark.parametrize(
-    "query", ["state=x", "reason=x", "version=x", "until=x", "after=x", "limit=0"]
+    "query", ["state=x", "reason=x", "version=x", "since=x", "until=x", "after=x", "limit=0"]
 )
 async def test_what_cannot_be_asked_is_refused(door: Door, query: str) -> None:
     for path in (LIST, "/ui/sessions"):
@@ -186,6 +208,17 @@ async def test_a_session_is_a_conversation_with_branches(door: Door) -> None:
     rest = (await door.client.get(path, params={"limit": 2, "after": part["next"]})).json()
     assert [one["turn_id"] for one in rest["turns"]] == [third.turn_id]
     assert (await door.client.get(path, params={"after": "no-such"})).status_code == 404
+
+
+async def test_a_session_says_which_versions_trained_on_it(door: Door, store: Store) -> None:
+    session_id = await a_session(store)
+    untrained = (await door.client.get(f"{LIST}/{session_id}")).json()
+    assert untrained["trained_versions"] == []
+    await turn_in(store, TurnState.TRAINED, session_id=session_id)
+    found = (await door.client.get(f"{LIST}/{session_id}")).json()
+    assert found["trained_versions"] == [found["turns"][0]["version"]] != [None]
+    page = (await door.client.get(f"/ui/sessions/{session_id}")).text
+    assert f'its turns: <a href="/ui/sessions?version={found["trained_versions"][0]}">' in page
 
 
 def texts(turn: dict[str, Any]) -> tuple[list[str], str]:

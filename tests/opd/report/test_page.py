@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from api_proxy.measured import Curve
+from api_proxy.pages.plots import svg
 from opd.report.curves import correction_curves, metric_rows, run_curves
-from opd.report.page import ReportExample, colored_tokens, plot_svg, write_report
+from opd.report.page import ReportExample, colored_tokens, style_hash, write_report
+from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
 
 
 def example(tokens: list[str], advantages: list[float]) -> ReportExample:
@@ -18,6 +21,7 @@ def example(tokens: list[str], advantages: list[float]) -> ReportExample:
         prompt="[user] <b>hi</b>",
         next_state="[user] no",
         hint="Say hello.",
+        ids=range(len(tokens)),
         tokens=tokens,
         advantages=advantages,
     )
@@ -26,35 +30,22 @@ def example(tokens: list[str], advantages: list[float]) -> ReportExample:
 def test_each_token_gets_the_tint_of_its_advantage() -> None:
     html = colored_tokens(example(["<a>", "b\n"], [-2.0, 1.0]))
     assert html.count("<span") == 2
-    assert "&lt;a&gt;" in html
-    assert "rgba(218,54,51,1.00)" in html
-    assert "rgba(46,160,67,0.50)" in html
-    assert "advantage -2.000 nats" in html
+    assert ">&lt;a&gt;</span>" in html
+    assert '<span class="t sm4" title="Token 1, id 0. Advantage: -2">' in html
+    assert '<span class="t sp2" title="Token 2, id 1. Advantage: 1">' in html
 
 
 def test_a_token_that_did_not_train_changes_no_other_tint() -> None:
     html = colored_tokens(example(["a", "b", "c"], [float("nan"), 2.0, -1.0]))
-    assert '<span title="did not train">a</span>' in html
-    assert "rgba(46,160,67,1.00)" in html
-    assert "rgba(218,54,51,0.50)" in html
+    assert '<span class="t no" title="Token 1, id 0. Advantage: not known">a</span>' in html
+    assert '<span class="t sp4"' in html
+    assert '<span class="t sm2"' in html
     assert "nan" not in html
 
 
 def test_tokens_and_advantages_must_have_one_length() -> None:
-    with pytest.raises(ValueError, match="2 tokens but 1 advantages"):
+    with pytest.raises(ValueError, match="2 ids, 2 tokens and 1 advantages"):
         example(["a", "b"], [0.0])
-
-
-def test_updates_are_whole_numbers_on_an_axis() -> None:
-    drawn = plot_svg(Curve(title="a", unit="", steps=[1, 2, 3], series={"a": [1.0, 2.0, 4.0]}))
-    assert "<!-- 2 -->" in drawn
-    assert "<!-- 1.25 -->" not in drawn
-
-
-def test_plot_is_an_svg_and_takes_missing_values() -> None:
-    svg = plot_svg(Curve(title="t", unit="u", steps=[1, 2, 3], series={"a": [0.1, None, 0.3]}))
-    assert svg.startswith("<svg")
-    assert svg.rstrip().endswith("</svg>")
 
 
 def test_page_stands_alone_and_escapes_what_users_wrote(tmp_path: Path) -> None:
@@ -71,9 +62,45 @@ def test_page_stands_alone_and_escapes_what_users_wrote(tmp_path: Path) -> None:
     assert "Run &lt;1&gt;" in page
     assert "&lt;b&gt;hi&lt;/b&gt;" in page
     assert "<b>hi</b>" not in page
-    assert "<script" not in page
-    assert "src=" not in page
-    assert "<link" not in page
+    for part in ("<script", "src=", "<link", " style=", "url("):
+        assert part not in page
+    [style] = re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL)
+    assert f"default-src 'none'; style-src '{style_hash(style)}'" in page
+    assert page.index("Content-Security-Policy") < page.index("<style>")
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_what_is_stored_stays_text(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "report.html"
+    turn = ReportExample(
+        title=text, prompt=text, next_state=text, hint=text, ids=[1], tokens=[text], advantages=[1]
+    )
+    write_report(
+        path,
+        title=text,
+        story=[text],
+        facts=[(text, text)],
+        tables=[(text, (text,), [(text,)])],
+        details=[(text, (text,), [(text,)])],
+        curves=[Curve(title=text, unit=text, steps=[1], series={text: [0.5]}, says=text)],
+        examples=[turn],
+    )
+    assert_harmless(path.read_text(encoding="utf-8"))
+
+
+def test_a_curve_without_a_value_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    curves = [
+        Curve(
+            title="known", unit="", steps=[1, 2], series={"a": [None, 1.0]}, says="Healthy: low."
+        ),
+        Curve(title="unknown", unit="", steps=[1, 2], series={"a": [None, None]}),
+    ]
+    write_report(path, title="r", facts=[], tables=[], curves=curves, examples=None)
+    page = path.read_text(encoding="utf-8")
+    assert (page.count("<svg"), page.count("<figure>")) == (1, 1)
+    assert "Healthy: low." in page
+    assert "unknown" not in page
 
 
 def test_rows_leave_out_an_unfinished_line_and_curves_leave_out_skipped_steps(
@@ -103,7 +130,7 @@ def test_the_six_plots_of_rollout_correction_are_drawn_with_their_bounds() -> No
     weights = curves["Mean importance weight"]
     assert weights.series["applied"] == [1.0, 2.0, 3.0]
     assert weights.series["before the cap"] == [None, None, None]
-    assert "stroke-dasharray" in plot_svg(weights)
+    assert 'class="mark"' in svg(weights)
     assert set(curves) <= {curve.title for curve in run_curves(rows)}
 
 

@@ -27,8 +27,9 @@ from records.names import TurnState
 from records.store import Store
 from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
+from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
 from rollout_bridge.stop_order import StopOrder, order_stop
-from tests.records.builders import a_session, a_verdict, a_vote, turn_in
+from tests.records.builders import a_score, a_session, a_verdict, a_vote, turn_in
 from tests.records.hints.test_memory import objected
 from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
@@ -58,10 +59,13 @@ def in_use(config_file: Path) -> None:
     pooled = PooledRow(value=0.5, low=0.4, high=0.6, count=64, before=0.9, floor=0.8, passed=False)
     Journal(folder).add(a_row(7).model_copy(update={"pooled": pooled}))
     row = {"time": time.time(), "step": 7, "version": 7, "staleness_mean": 0.5, "staleness_max": 2}
+    row["kl_loss"] = 0.0425
     (folder / "metrics.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
     registry = CollectorRegistry()
     split = a_verdict("t", votes=(a_vote(0), a_vote(1), a_vote(2, score=-1, hint="")))
     HintMetrics(registry).count(split, None)
+    scoring = ScoringMetrics(registry)
+    scoring.count_scored([a_score("t"), a_score("t")])
     write_metrics(folder, "judge", [registry])
 
 
@@ -81,6 +85,8 @@ def test_what_is_known_is_said(config_file: Path) -> None:
         '"I wanted Celsius."',
         "-> use Celsius (active)",
         "votes agree in 33% of pairs",
+        "18 tokens per scored turn",
+        "0.0425 nats per token, at the last step",
         "samples 0.5 versions stale, at most 2",
         "open wishes done 0.50 (start 0.90, at least 0.80)",
         "open wishes are done too seldom",
@@ -113,7 +119,8 @@ def test_json_has_the_same_and_null_for_what_is_not_measured(config_file: Path) 
     in_store(config_file, lambda store: store.counts())
     found = json.loads(status(config_file, "--json").output)
     assert found["queues"]["judging"] == {"turns": 0, "oldest_s": None}
-    for name in ("accept_rate", "vote_agreement", "gap", "obedience", "training_stopped"):
+    unknown = ("accept_rate", "vote_agreement", "gap", "obedience", "training_stopped")
+    for name in (*unknown, "kl_to_start", "teacher_tokens_per_scored"):
         assert found[name] is None
     assert [one["what"] for one in found["health"]] == ["the run is not running"]
     in_use(config_file)

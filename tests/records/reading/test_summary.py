@@ -9,8 +9,11 @@ from tests.records.builders import (
     HINT,
     OWNER,
     REPLY,
+    a_result,
     a_score,
+    a_session,
     a_verdict,
+    a_version,
     a_vote,
     recorded,
     turn_in,
@@ -62,6 +65,23 @@ async def test_text_that_no_column_takes_is_stored_readably(store: Store) -> Non
     assert await store.commit_verdict(OWNER, a_verdict(turn_id, vote.hint, (vote,)), None)
     [stored] = await votes_of(store, turn_id)
     assert (stored.text, stored.hint) == ("a\ufffdb\ufffd", "c\ufffdd, e é 日本 🙂")
+
+
+async def test_one_example_of_each_version_if_asked(store: Store) -> None:
+    trained = []
+    for number in (1, 2):
+        session_id = await a_session(store)
+        turn_ids = [await turn_in(store, TurnState.READY, session_id=session_id) for _ in range(2)]
+        await store.lease(owner=OWNER, count=2, ttl_s=60)
+        results = [a_result(turn_id) for turn_id in turn_ids]
+        await store.commit_step(version=a_version(number, number - 1), results=results)
+        trained.append(set(turn_ids))
+    found = await store.example_turns(5, one_per_version=True)
+    assert [one.version for one in found] == [2, 1]
+    for one, turn_ids in zip(found, reversed(trained), strict=True):
+        assert one.turn.turn_id in turn_ids
+    assert [one.version for one in await store.example_turns(5)] == [2, 2, 1, 1]
+    assert [one.version for one in await store.example_turns(1, one_per_version=True)] == [2]
 
 
 async def test_examples_show_the_way_of_a_turn(store: Store) -> None:

@@ -59,6 +59,7 @@ async def test_exactly_the_sampled_ids_are_scored_under_the_hinted_prompt(
     registry = worker.metrics.registry
     assert registry.get_sample_value("teacher_scored_total") == 1
     assert registry.get_sample_value("teacher_tokens_total") == 3
+    assert registry.get_sample_value("teacher_prompt_tokens_total") == len(hinted_ids)
     assert registry.get_sample_value("teacher_latency_seconds_count") == 1
 
 

@@ -51,7 +51,9 @@ async def test_every_candidate_is_scored_under_its_own_prompt(store, client, tea
         assert teaching.teacher_logprobs.tolist() == [-0.25, -0.5, -0.75]
         assert teaching.topk_ids is None
     assert (sample.hint, scoring_figures(worker.metrics)["teacher/scored"]) == (HINTS[0], 1)
-    assert worker.metrics.registry.get_sample_value("teacher_tokens_total") == 9
+    registry = worker.metrics.registry
+    assert registry.get_sample_value("teacher_tokens_total") == 9
+    assert registry.get_sample_value("teacher_prompt_tokens_total") == sum(map(len, prompts))
 
 
 @pytest.mark.parametrize(

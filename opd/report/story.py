@@ -1,0 +1,167 @@
+"""What happened in a run, for somebody who has not seen it: sentences, and what was measured before
+and after. It reads what others measured, and measures nothing.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opd.report.page import Table
+from opd.run.resuming import CONFIG_FILE
+from records.hints.types import Hint
+from records.names import TurnState
+from records.store import Store
+from rollout_bridge.guard.checks import read_checks
+from rollout_bridge.rehearsal.estimates import Rate
+from rollout_bridge.rehearsal.journal import GapRow, VersionRow, read_rows
+from rollout_bridge.stop_order import why_stopped
+
+_HINTS = 8
+_CHARS = 120
+
+Measured = tuple[float, float, float]
+"""A value and its 95% interval."""
+
+
+async def story(folder: Path, store: Store, steps: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What ran, what users wished, what was trained; `steps` are the rows of metrics.jsonl."""
+    counts, latest = await store.counts(), await store.latest_version()
+    _, accepted = await store.num_judged()
+    hints = await store.hints(limit=1)
+    words = await store.newest_words([one.hint_id for one in hints])
+    trained = [row for row in steps if row.get("skipped") is None]
+    asked = f"{sum(counts.values())} requests were answered by {_model(folder)}{_when(trained)}."
+    return [
+        f"{asked} In what followed the answers, the judge found {accepted} that should have been "
+        "different, and wrote a hint for each.",
+        *(_newest(one, words.get(one.hint_id)) for one in hints),
+        f"{len(trained)} steps trained {counts[TurnState.TRAINED]} of these turns, and lessons of "
+        f"the hints. The newest version is {0 if latest is None else latest.version}.",
+        *_stopped(folder),
+    ]
+
+
+def _newest(hint: Hint, words: str | None) -> str:
+    said = "" if words is None else f", which came from a user who wrote “{_short(words)}”"
+    return f"The newest hint is “{_short(hint.text)}”{said}."
+
+
+def _stopped(folder: Path) -> Iterator[str]:
+    if (why := why_stopped(folder)) is not None:
+        yield f"Training has stopped: {why}"
+
+
+def _model(folder: Path) -> str:
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return "the policy"
+    return str(tomllib.loads(path.read_text(encoding="utf-8"))["model"])
+
+
+def _when(trained: Sequence[Mapping[str, Any]]) -> str:
+    times = [row["time"] for row in trained if "time" in row]
+    if not times:
+        return ""
+    first, last = (
+        time.strftime("%Y-%m-%d %H:%M", time.gmtime(one)) for one in (times[0], times[-1])
+    )
+    return f"; the first step ended at {first}, the last at {last} (UTC)"
+
+
+def before_and_after(folder: Path, hints: Sequence[Hint]) -> list[Table]:
+    """The first and the last measurement of each thing that was measured twice, with a verdict; no
+    table without any.
+    """
+    rows, checks = read_rows(folder), read_checks(folder)
+    texts = {one.hint_id: one.text for one in hints}
+    lines = [*_objections(rows), *_gaps(rows, texts), *_obedience(rows)]
+    if len(checks) > 1 and checks[0].asked and checks[-1].asked:
+        rates = [Rate(hits=one.passed, count=one.asked) for one in (checks[0], checks[-1])]
+        lines.append(
+            line("right answers to canaries", *(of_rate(one) for one in rates), more_is_better=True)
+        )
+    header = ("measured", "before", "after", "verdict")
+    return [("Before and after, with 95% intervals", header, lines)] if lines else []
+
+
+def line(
+    name: str, before: Measured | None, after: Measured | None, *, more_is_better: bool
+) -> tuple[str, str, str, str]:
+    """A row of the table."""
+    return name, _shown(before), _shown(after), verdict(before, after, more_is_better)
+
+
+def verdict(before: Measured | None, after: Measured | None, more_is_better: bool) -> str:
+    """Better or worse only if the intervals do not touch."""
+    if before is None or after is None:
+        return "not measured"
+    if after[1] > before[2]:
+        return "better" if more_is_better else "worse"
+    if after[2] < before[1]:
+        return "worse" if more_is_better else "better"
+    return "no clear difference"
+
+
+def of_rate(rate: Rate) -> Measured:
+    """A rate with its interval."""
+    return (rate.value, *rate.interval)
+
+
+def _objections(rows: Sequence[VersionRow]) -> Iterator[tuple[str, str, str, str]]:
+    """Per turn: up to the first measured version, and since the one before the last."""
+    if len(rows) < 2:
+        return
+    first, earlier, last = rows[0], rows[-2], rows[-1]
+    parts = (
+        (first.objections, first.turns),
+        (last.objections - earlier.objections, last.turns - earlier.turns),
+    )
+    if all(0 <= hits <= count and count > 0 for hits, count in parts):
+        rates = [of_rate(Rate(hits=hits, count=count)) for hits, count in parts]
+        yield line("share of turns that users object to", *rates, more_is_better=False)
+
+
+def _gaps(
+    rows: Sequence[VersionRow], texts: Mapping[str, str]
+) -> Iterator[tuple[str, str, str, str]]:
+    """Of the hints that were measured last, in nats per token."""
+    found: dict[str, list[GapRow]] = {}
+    for row in rows:
+        for one in row.hints:
+            if one.gap is not None:
+                found.setdefault(one.hint_id, []).append(one.gap)
+    latest = [one.hint_id for row in reversed(rows) for one in row.hints]
+    for hint_id in [one for one in dict.fromkeys(latest) if len(found.get(one, ())) > 1][:_HINTS]:
+        gaps = [(one.value, one.low, one.high) for one in (found[hint_id][0], found[hint_id][-1])]
+        name = f"gap to the teacher that reads “{_short(texts.get(hint_id, hint_id))}”"
+        yield line(name, *gaps, more_is_better=False)
+
+
+def _obedience(rows: Sequence[VersionRow]) -> Iterator[tuple[str, str, str, str]]:
+    """The start's rate has no interval of its own; the floor decides."""
+    pooled = rows[-1].pooled if rows else None
+    if pooled is not None:
+        said = "kept" if pooled.passed else f"below the floor, {pooled.floor:.2f}"
+        after = (pooled.value, pooled.low, pooled.high)
+        yield (
+            "open wishes for the opposite that are done",
+            f"{pooled.before:.3f}",
+            _shown(after),
+            said,
+        )
+
+
+def _shown(measured: Measured | None) -> str:
+    if measured is None:
+        return "not measured"
+    value, low, high = measured
+    return f"{value:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _short(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= _CHARS else f"{words[: _CHARS - 3]}..."
