@@ -30,6 +30,7 @@ from opd.evaluation.served import frozen_engine, load, policy_engine
 from opd.evaluation.task_results import TaskResults
 from opd.evaluation.tasks import TaskSuite
 from opd.evaluation.weights import VersionWeights
+from opd.processes.teacher_check import check_teachers
 from opd.report.page import Table
 from opd.report.progress import ProgressBar
 from opd.run.config import RunConfig
@@ -140,6 +141,10 @@ class Evaluation:
         Raises StartupError also if there is no such state.
         """
         turns = await self._hinted_turns()
+        scoring = self.config.scoring
+        keys = {turn.teacher_key or scoring.default_teacher for turn in turns}
+        asked = [name for name in scoring.teachers if name in keys]
+        await check_teachers(self.config, self.rendering, asked)
         try:
             async with frozen_engine(
                 self.config, self._config_file, self.options.overrides

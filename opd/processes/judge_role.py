@@ -77,7 +77,7 @@ async def _judge_and_score(
     policy = policy_client(config, folder, priority=BACKGROUND_PRIORITY)
     async with store, teacher, policy:
         if config.replay.mode != "judge-only":
-            await check_teachers(config, rendering)
+            await check_teachers(config, rendering, config.scoring.teachers)
         reads: Reads = {
             "count_tokens": judge_counter(config, rendering),
             "control_texts": judge_control_texts(config, rendering),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from opd.processes.shared import client_of
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-async def check_teachers(config: RunConfig, rendering: Rendering) -> None:
-    """Compare each engine of each further teacher with the policy's model, and log what differs if
-    that is allowed. Raises StartupError for a difference, EngineError.
+async def check_teachers(config: RunConfig, rendering: Rendering, names: Collection[str]) -> None:
+    """Compare each engine of these further teachers with the policy's model, and log what differs
+    if that is allowed. Raises StartupError for a difference, EngineError.
     """
     scoring = config.scoring
-    if not scoring.teachers:
+    if not names:
         return
     # These load torch, which a judge process otherwise does without.
     from opd.models.compatibility import check_teacher
     from rollout_bridge.rendering.calibration_texts import conversation_sequences
 
     sequences = conversation_sequences(rendering)
-    for name in scoring.teachers:
+    for name in names:
         for url in scoring.urls_of_teacher(name):
             engine = EngineConfig(url=url, api_key=scoring.teacher_api_keys.get(name))
             async with client_of(config, engine) as client:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from trainer.model.model_config import model_vocab_size
 
 if TYPE_CHECKING:
     from rollout_bridge.engine.client import EngineClient
-    from rollout_bridge.scoring.teachers import FrozenTeacher
+    from trainer.batch.side_sampling import NamedScorers
     from trainer.config import TrainerConfig
     from trainer.step.loop import EmbeddedTrainer
     from trainer.step.report import StepReport
@@ -71,7 +72,14 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     # Traffic of any size leaves calibration its few requests.
     policy = policy_client(config, folder, priority=FIRST_PRIORITY)
     frozen = client_of(config, config.frozen, priority=FIRST_PRIORITY)
-    async with store, policy, frozen, only_trainer(folder):
+    own = frozen.at(AGENT_PRIORITY)
+    async with (
+        store,
+        policy,
+        frozen,
+        only_trainer(folder),
+        _engine_teachers(config, own) as teachers,
+    ):
         trainer = await EmbeddedTrainer.open(
             store=store,
             config=_trainer_config(config),
@@ -81,7 +89,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
             owner=owner_name("trainer"),
             rehearsal=config.rehearsal if config.rehearsal.enabled else None,
             guarded=config.guard.is_on,
-            teacher=_engine_teacher(config, frozen.at(AGENT_PRIORITY)),
+            teachers=teachers,
         )
         try:
             sequences = calibration_sequences(
@@ -104,13 +112,21 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
                 logger.info("report: %s", path)
 
 
-def _engine_teacher(config: RunConfig, frozen: EngineClient) -> FrozenTeacher | None:
+@asynccontextmanager
+async def _engine_teachers(
+    config: RunConfig, own: EngineClient
+) -> AsyncGenerator[NamedScorers | None]:
     """Who scores side samples; None where the trainer does, or where there are none."""
     if config.trainer.teacher.in_trainer or config.trainer.side_source is None:
-        return None
+        yield None
+        return
     from rollout_bridge.scoring.teachers import Teachers
 
-    return Teachers(frozen, config.scoring).of(None)
+    teachers = Teachers(own, config.scoring)
+    try:
+        yield teachers.of
+    finally:
+        await teachers.close()
 
 
 def _trainer_config(config: RunConfig) -> TrainerConfig:

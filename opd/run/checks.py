@@ -14,11 +14,9 @@ from trainer.objectives.names import check_kl_terms, check_loss_mode
 from trainer.objectives.options import HOW_TO_PROVIDE, HindsightOpd, Need, unmet_needs
 
 
-def check_run(
-    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig, *, on_cluster: bool = False
-) -> None:
+def check_run(trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig) -> None:
     """Raise ValueError, a line per problem, for an objective that this run cannot feed."""
-    provided = provided_needs(trainer, scoring, judge, on_cluster=on_cluster)
+    provided = provided_needs(trainer, scoring, judge)
     problems = unmet_needs(trainer.objective, provided)
     objective = trainer.objective
     by_engine = not trainer.teacher.in_trainer
@@ -77,20 +75,16 @@ def check_rehearsal(
 
 
 def provided_needs(
-    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig, *, on_cluster: bool = False
+    trainer: TrainerConfig, scoring: ScoringConfig, judge: JudgeConfig
 ) -> frozenset[Need]:
-    """What this run's teacher and judge give the trainer. On a cluster each turn's own teacher
-    scores its side samples; the embedded trainer, which draws them, knows only one engine.
-    """
+    """What this run's teacher and judge give the trainer."""
     provided: set[Need] = set()
     if trainer.teacher.in_trainer:
         provided |= {"teacher_scalar", "teacher_topk", "teacher_tokens", "teacher_in_trainer"}
     elif scoring.engine_scores:
-        provided.add("teacher_scalar")
+        provided |= {"teacher_scalar", "teacher_tokens"}
         if scoring.top_k > 0:
             provided.add("teacher_topk")
-        if on_cluster or not scoring.teachers:
-            provided.add("teacher_tokens")
     if judge.reward != "none":
         provided.add("reward")
     return frozenset(provided)

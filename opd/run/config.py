@@ -161,7 +161,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> RunConfig:
-        check_run(self.trainer, self.scoring, self.judge, on_cluster=self.cluster is not None)
+        check_run(self.trainer, self.scoring, self.judge)
         check_rehearsal(self.rehearsal, self.scoring, self.trainer)
         check_resampling(self.replay, self.trainer)
         if self.trainer.objective.values_turns and not (

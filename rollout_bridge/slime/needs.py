@@ -38,6 +38,8 @@ class SampleNeeds(BaseModel):
     """With `past_versions`: also the first answers to its prompt."""
     compares_sessions: bool = False
     """With `past_versions`: also earlier sessions that began like its own."""
+    values_turns: bool = False
+    """With `past_versions`: also what turns were worth, of its session and of these."""
     outcome_reward: OutcomeReward | None = None
     """How rewards are made from sessions' outcomes; unset: they are not."""
     outcome_wait_s: float = Field(default=0.0, ge=0)
@@ -53,6 +55,7 @@ class SampleNeeds(BaseModel):
             first=self.first_answers,
             sessions=self.compares_sessions,
             outcomes=self.outcome_reward is not None,
+            values=self.values_turns,
         )
 
     @property

@@ -116,7 +116,9 @@ def conversation(
     return samples
 
 
-async def make_ready(store: Store, samples: Sequence[ReadySample]) -> None:
+async def make_ready(
+    store: Store, samples: Sequence[ReadySample], *, teacher: str = "test"
+) -> None:
     """Bring samples into the store as ready turns, through the states that every turn takes."""
     for one in samples:
         session = await store.ensure_session(
@@ -128,7 +130,7 @@ async def make_ready(store: Store, samples: Sequence[ReadySample]) -> None:
         claimed = await store.claim(state, owner="seed", limit=len(samples), ttl_s=60)
         assert len(claimed) == len(samples)
         for one in samples:
-            await _advance(store, state, one)
+            await _advance(store, state, one, teacher)
 
 
 async def states(store: Store) -> dict[TurnState, int]:
@@ -158,7 +160,7 @@ def _captured(one: ReadySample, session_id: str) -> CapturedTurn:
     )
 
 
-async def _advance(store: Store, state: TurnState, one: ReadySample) -> None:
+async def _advance(store: Store, state: TurnState, one: ReadySample, teacher: str) -> None:
     if state is TurnState.JUDGING:
         vote = Vote(
             index=0,
@@ -177,7 +179,7 @@ async def _advance(store: Store, state: TurnState, one: ReadySample) -> None:
     score = Score(
         turn_id=one.turn_id,
         hint=one.hint,
-        teacher="test",
+        teacher=teacher,
         teacher_version="0",
         hinted_prompt_ids=one.prompt_ids,
         teacher_logprobs=one.teacher_logprobs,

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -253,20 +253,32 @@ class TokenScorer(Protocol):
         ...
 
 
-async def scored_by_engine(
-    samples: Sequence[ReadySample], teacher: TokenScorer, concurrency: int
-) -> list[ReadySample | DropReason]:
-    """`samples` with the teacher's scores of their side samples, `concurrency` turns at a time; a
-    reason in place of one that it cannot score.
+NamedScorers: TypeAlias = Callable[[str], TokenScorer | None]
+"""The engine that teaches under a name; None if no teacher has it."""
 
-    Raises ServiceUnavailable if it does not answer, or refuses for another reason than the sample.
+
+async def scored_by_engine(
+    samples: Sequence[ReadySample], teachers: NamedScorers, concurrency: int
+) -> list[ReadySample | DropReason]:
+    """`samples` with scores of their side samples, each by the teacher that scored the turn,
+    `concurrency` turns at a time; a reason in place of one that cannot be scored.
+
+    Raises ServiceUnavailable if a teacher does not answer, or refuses for another reason than the
+    sample.
     """
     slots = asyncio.Semaphore(concurrency)
 
     async def scored(sample: ReadySample) -> ReadySample | DropReason:
         side = sample.side_samples
         assert side is not None
-        prompt = sample.teachings[0].hinted_prompt_ids
+        taught = sample.teachings[0]
+        teacher = teachers(taught.teacher)
+        if teacher is None:
+            logger.warning(
+                "turn %s is dropped: no teacher is called %r", sample.turn_id, taught.teacher
+            )
+            return DropReason.UNKNOWN_TEACHER
+        prompt = taught.hinted_prompt_ids
         ids = np.concatenate([prompt, sample.response_ids])
         try:
             async with slots:

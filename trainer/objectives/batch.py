@@ -224,7 +224,8 @@ class TokenTerms:
     A report in `means` is averaged like the loss; of one in `ranges` the smallest and the largest
     value over tokens with a teacher are kept. `advantages_BT` are what the objective pushes each
     token by; `gap_BT` is the teacher's log-prob of the sampled token minus the student's,
-    unclamped, and 0 without a teacher; it is compared with the noise between engines.
+    unclamped, and 0 without a teacher; it is compared with the noise between engines. `weights_BT`
+    are those that the objective applied in place of the batch's; None: it has none of its own.
     """
 
     loss_BT: Tensor
@@ -232,6 +233,7 @@ class TokenTerms:
     gap_BT: Tensor
     means: dict[str, Tensor]
     ranges: dict[str, Tensor] = field(default_factory=dict)
+    weights_BT: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -104,7 +104,9 @@ def expected_means(options: ObjectiveOptions) -> frozenset[str]:
 
 
 WEIGHT_TOLERANCE = 1e-5
-"""A weight that differs from its ratio by more was capped, zeroed, normalised or not applied."""
+"""A weight that differs from its ratio by more was capped, zeroed, normalised, not applied, or is
+one of another proximal policy.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,7 +191,8 @@ def objective_loss(
     if compared_BT is None:
         compared_BT = clean.old_logprobs_sampled_BT
     ratio_BT = comparable_ratio(compared_BT, clean.rollout_logprobs_BT)
-    values |= _rollout_reports(clean, compared_BT, ratio_BT)
+    applied_BT = clean.weights_BT if terms.weights_BT is None else terms.weights_BT
+    values |= _rollout_reports(clean, compared_BT, ratio_BT, applied_BT)
     sums, maxima = _token_reports(clean, terms, options)
     ranges = _ranges(clean, terms)
     reduced = {name: weighted_sum(one_BT, weights_BT) for name, one_BT in values.items()}
@@ -237,16 +240,18 @@ def _start_clip(options: ObjectiveOptions, settings: LossSettings) -> tuple[floa
 
 
 @torch.no_grad()
-def _rollout_reports(clean: TokenBatch, trainer_BT: Tensor, ratio_BT: Tensor) -> dict[str, Tensor]:
+def _rollout_reports(
+    clean: TokenBatch, trainer_BT: Tensor, ratio_BT: Tensor, applied_BT: Tensor
+) -> dict[str, Tensor]:
     """Trainer against rollout engine per token: the gap, and the weights that correct the ratio
-    (6.1).
+    (6.1) as they were applied.
     """
     comparable_BT = torch.isfinite(clean.rollout_logprobs_BT)
     gap_BT = (trainer_BT - clean.rollout_logprobs_BT).abs()
     gap_BT = torch.where(comparable_BT, gap_BT, torch.zeros_like(gap_BT))
-    acted_BT = (clean.weights_BT - ratio_BT).abs() > WEIGHT_TOLERANCE
+    acted_BT = (applied_BT - ratio_BT).abs() > WEIGHT_TOLERANCE
     return {
-        "tis": clean.weights_BT,
+        "tis": applied_BT,
         "tis_abs": (ratio_BT - 1.0).abs(),
         "tis_clipfrac": acted_BT.to(gap_BT.dtype),
         # Of comparable tokens only: divide by `rollout_comparable_frac` for the mean over them.

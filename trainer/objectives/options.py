@@ -290,8 +290,8 @@ HOW_TO_PROVIDE: Mapping[Need, str] = {
     "teacher_scalar": "let an engine score (scoring.engine_scores = true) or set trainer.teacher",
     "teacher_topk": "set scoring.top_k to at least the objective's topk, or trainer.teacher.kind "
     "to frozen, current, ema or trust_region",
-    "teacher_tokens": "let an engine score (scoring.engine_scores = true) that is the only teacher "
-    "(no scoring.teachers), or set trainer.teacher.kind to frozen, current, ema or trust_region",
+    "teacher_tokens": "let an engine score (scoring.engine_scores = true), or set "
+    "trainer.teacher.kind to frozen, current, ema or trust_region",
     "teacher_in_trainer": "set trainer.teacher.kind to frozen, current, ema or trust_region",
     "reward": "set judge.reward to verdict or votes, or to outcome with reward_outcome = only",
 }

@@ -95,6 +95,7 @@ def sample_needs(trainer: TrainerConfig) -> SampleNeeds:
         past_versions=None if history is None else history.versions,
         first_answers=history is not None and history.first,
         compares_sessions=history is not None and history.sessions,
+        values_turns=history is not None and history.values,
         outcome_reward=None if outcomes is None else outcomes.kind,
         outcome_wait_s=0.0 if outcomes is None else outcomes.wait_s,
     )

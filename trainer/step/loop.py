@@ -29,7 +29,7 @@ from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.mix import LessonMix
 from rollout_bridge.stop_order import LOOK_EVERY_S, STOP_FILE, read_stop
-from trainer.batch.side_sampling import TokenScorer
+from trainer.batch.side_sampling import NamedScorers
 from trainer.calibration.calibrate import Calibration, Scorer
 from trainer.calibration.calibrate_run import calibrate_run
 from trainer.calibration.first_batch import rate_warning
@@ -84,7 +84,7 @@ class EmbeddedTrainer:
         rehearsal: RehearsalConfig | None,
         publication: Publication,
         guarded: bool,
-        teacher: TokenScorer | None,
+        teachers: NamedScorers | None,
     ):
         self.store = store
         self.config = config
@@ -123,7 +123,7 @@ class EmbeddedTrainer:
             unusable=updater.unusable,
         )
         self._side_samples = SideSampling(
-            store=store, updater=updater, leasing=self._leasing, teacher=teacher, thread=thread
+            store=store, updater=updater, leasing=self._leasing, teachers=teachers, thread=thread
         )
         self._attempts = 0
         self._skipped: Counter[DropReason] = Counter()
@@ -142,12 +142,12 @@ class EmbeddedTrainer:
         owner: str = "trainer",
         rehearsal: RehearsalConfig | None = None,
         guarded: bool = False,
-        teacher: TokenScorer | None = None,
+        teachers: NamedScorers | None = None,
     ) -> EmbeddedTrainer:
         """Load the newest intact checkpoint (or the start `model`), make the store match its chain,
         and bring the engines to its version. With `rehearsal`, batches contain lessons. If
-        `guarded`, each version waits for the guard's check before it is trained further. `teacher`
-        scores side samples where no model in the trainer does.
+        `guarded`, each version waits for the guard's check before it is trained further. `teachers`
+        score side samples where no model in the trainer does.
 
         Raises CheckpointError for a folder of another run, StartupError for an unsupported model
         or objective.
@@ -182,7 +182,7 @@ class EmbeddedTrainer:
                 rehearsal=rehearsal,
                 publication=publication,
                 guarded=guarded,
-                teacher=teacher,
+                teachers=teachers,
             )
         except BaseException:
             thread.shutdown()

@@ -14,7 +14,7 @@ from records.names import DropReason
 from records.store import Store
 from records.types import ReadySample
 from rollout_bridge.worker import ServiceUnavailable
-from trainer.batch.side_sampling import TokenScorer, scored_by_engine
+from trainer.batch.side_sampling import NamedScorers, scored_by_engine
 from trainer.checkpoints.restore import in_thread
 from trainer.step.leasing import Leasing
 from trainer.step.update import Updater
@@ -26,7 +26,7 @@ SCORED_AT_ONCE = 4
 
 
 class SideSampling:
-    """Side samples of one trainer's batches; `teacher` scores them where no model in the trainer
+    """Side samples of one trainer's batches; `teachers` score them where no model in the trainer
     does. Work on weights is done in `thread`, the trainer's own.
     """
 
@@ -36,27 +36,27 @@ class SideSampling:
         store: Store,
         updater: Updater,
         leasing: Leasing,
-        teacher: TokenScorer | None,
+        teachers: NamedScorers | None,
         thread: ThreadPoolExecutor,
     ) -> None:
         self._store, self._updater, self._leasing = store, updater, leasing
-        self._teacher, self._thread = teacher, thread
+        self._teachers, self._thread = teachers, thread
 
     async def added(
         self, samples: list[ReadySample], staleness: Sequence[int]
     ) -> list[ReadySample] | None:
-        """The samples with what they lacked, which is stored. None if the engine that teaches does
+        """The samples with what they lacked, which is stored. None if an engine that teaches does
         not answer, or cannot score a turn, which is dropped: the batch is given back.
         """
         drawn = await in_thread(self._thread, self._updater.draw_side_samples, samples, staleness)
         found: Sequence[ReadySample | DropReason] = drawn
         if drawn and self._updater.plan.model is None:
-            assert self._teacher is not None, "its maker gives it the engine that teaches"
+            assert self._teachers is not None, "its maker gives it the engines that teach"
             try:
-                found = await scored_by_engine(drawn, self._teacher, SCORED_AT_ONCE)
+                found = await scored_by_engine(drawn, self._teachers, SCORED_AT_ONCE)
             except ServiceUnavailable as error:
                 logger.warning(
-                    "%d turns wait: the teacher did not score their side samples: %s",
+                    "%d turns wait: a teacher did not score their side samples: %s",
                     len(drawn),
                     error,
                 )

@@ -26,20 +26,20 @@ from trainer.model.policy import Policy
 RENDERER = RendererConfig(name="qwen3", enable_thinking=False)
 
 
-def make_run(folder: Path) -> Path:
+def make_run(folder: Path, model: Path = MODEL) -> Path:
     """Write the run's configuration and checkpoints into a new folder; returns it."""
     folder.mkdir()
-    values = single_machine(str(MODEL), folder)
+    values = single_machine(str(model), folder)
     values["renderer"] = RENDERER.model_dump(exclude_none=True)
     run_config.save(resolve(values, None, []), folder / "config.toml")
-    policy = Policy.load(str(MODEL), device="cpu", dtype="float32", chunk_tokens=256)
+    policy = Policy.load(str(model), device="cpu", dtype="float32", chunk_tokens=256)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise * parameter.std())
     optimizer = torch.optim.SGD(policy.trainable_parameters(), lr=0.0)
-    checkpoints = Checkpoints(folder / "checkpoints", str(MODEL), seed=0)
+    checkpoints = Checkpoints(folder / "checkpoints", str(model), seed=0)
     parent = checkpoints.open()[-1]
     for version in (1, 2):
         parent = checkpoints.write(

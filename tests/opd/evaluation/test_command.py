@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from opd.evaluation.figures.pass_at_k import pass_at_k
 from opd.run import config as run_config
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
+from tests.examples.shipped import MODEL
 from tests.opd.evaluation.lab_run import make_run, record_states
 
 
@@ -143,6 +145,18 @@ def test_the_hinted_teacher_prefers_the_start_to_noise(run_folder: Path, lab_eng
     assert values["nats_per_token"]["high"] < -1.0
     assert all(one["tokens"] <= 32 for one in values["contests"])
     assert (run_folder / "eval_recorded.html").exists()
+
+
+def test_a_teacher_that_reads_other_tokens_scores_nothing(tmp_path: Path, lab_engine: str) -> None:
+    model = shutil.copytree(MODEL, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text("Hello. " + template.read_text())
+    folder = make_run(tmp_path / "run", model)
+    asyncio.run(record_states(folder, 1))
+    teacher = ["scoring.default_teacher=other", f"scoring.teachers.other={lab_engine}"]
+    options = [word for one in teacher for word in ("--set", one)]
+    said = refused(folder, "--suite", "recorded", *options)
+    assert said.startswith(f"scoring.teachers.other: not compatible with {model}: the chat templat")
 
 
 @pytest.mark.parametrize(

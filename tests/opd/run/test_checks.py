@@ -149,6 +149,17 @@ def test_too_few_topk_scores_of_the_engine(tmp_path):
     assert config.trainer.objective.support_size == 8
 
 
+def test_side_samples_may_have_several_teachers(tmp_path):
+    values = single_machine("examples/tool_lab/model", tmp_path)
+    teachers = ["scoring.teachers.math=http://10.0.0.5:1", "trainer.beta_kl=0"]
+    for name in ("side_samples", "sparse_kl"):
+        config = resolve(values, None, [f"trainer.objective.name='{name}'", *teachers])
+        assert config.trainer.side_source is not None
+    unscored = ["trainer.objective.name='side_samples'", "scoring.engine_scores=false"]
+    with pytest.raises(ConfigError, match="needs teacher_tokens: let an engine score"):
+        resolve(values, None, [*unscored, *teachers, "scoring.least_fall=0"])
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -114,6 +114,34 @@ def test_the_reward_adds_its_own_part():
 
 
 @pytest.mark.parametrize(
+    ("options", "gap", "weights", "share"),
+    [
+        # lo over mu is exp(0.1) and exp(2.5), which is above the cap of 5.
+        ({"surrogate": "decoupled"}, 0.0, (1.105171, 0.0), 0.5),
+        ({"surrogate": "a3po"}, 0.0, (1.491825, 0.0), 1.0),
+        ({"surrogate": "a3po"}, 1.0, (1.0, 1.0), 1.0),
+        ({"surrogate": "decoupled", "engine_cap": 2.0}, 0.0, (1.105171, 2.442806), 0.5),
+    ],
+)
+def test_weights_are_reported_as_the_surrogate_applied_them(options, gap, weights, share):
+    def row(*values: float) -> torch.Tensor:
+        return torch.tensor([values], dtype=torch.float64)
+
+    batch = replace(
+        worked_batch(),
+        rollout_logprobs_BT=row(-0.6, -3.5),
+        sampling_logprobs_BT=row(-0.5, -1.2),
+        version_gap_BT=row(gap, gap),
+    )
+    found = objective_loss(batch, HindsightOpd(**options), LossSettings()).reduced
+    assert float(found["tis"]) == pytest.approx(sum(weights) / 2, abs=1e-6)
+    assert float(found["tis_clipfrac"]) == share
+    plain = objective_loss(batch, HindsightOpd(), LossSettings()).reduced
+    assert float(plain["tis"]) == 1.0
+    assert float(found["tis_abs"]) == float(plain["tis_abs"])
+
+
+@pytest.mark.parametrize(
     ("kind", "factors"), [("unbiased", (1.349859, 0.740818)), ("clipped", (1.28, 0.740818))]
 )
 def test_a_kl_over_epochs_has_a_ratio_of_its_own(kind, factors):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import numpy as np
@@ -268,6 +268,26 @@ def test_slime_is_told_how_rewards_are_made_of_outcomes(opd_coef: float):
     by_prompt = config_of(objective=only | {"reward_baseline": "prompt"})
     assert sample_needs(by_prompt).history == HistoryWindow(versions=32, outcomes=True)
     assert sample_needs(config_of(objective={"reward_coef": 1.0})).outcomes is None
+
+
+def test_slime_is_told_all_that_the_embedded_trainer_reads_beside_a_batch():
+    only = {"reward_coef": 1.0, "reward_outcome": "only"}
+    first_pass = {"length_penalty": "anchor", "length_anchor": "first_pass"}
+    objectives: list[dict[str, Any]] = [
+        {"reward_coef": 1.0, "reward_baseline": "prompt"},
+        {"reward_coef": 1.0, **first_pass},
+        *(only | {"reward_baseline": one} for one in ("none", "session", "process")),
+    ]
+    asked: set[str] = set()
+    for objective in objectives:
+        config = config_of(objective=objective, prompt_history_versions=5)
+        needs = sample_needs(config)
+        read = type(needs).model_validate(json.loads(json.dumps(needs.model_dump())))
+        assert (read.history, read.outcomes) == (config.history, config.outcomes())
+        assert config.history is not None
+        asked |= {name for name, value in asdict(config.history).items() if value}
+    # Each kind of reading is asked for by one of them.
+    assert asked == {one.name for one in fields(HistoryWindow)}
 
 
 @pytest.mark.parametrize("schedule", ["sync", "step_off"])

@@ -52,6 +52,7 @@ def samples(sessions: int, *, first: int = 0, **options) -> list:
 
 @asynccontextmanager
 async def opened(run, folder, engine=None, *, guarded=False, teaching=None, **options):
+    """`teaching`: the engine that teaches, or several by the names of their teachers."""
     engine = engine or LocalEngine(str(folder))
     engine.served = ServedFile(run)
     run.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ async def opened(run, folder, engine=None, *, guarded=False, teaching=None, **op
             model=str(folder),
             engines={"policy": engine},
             guarded=guarded,
-            teacher=teaching,
+            teachers=teaching.get if isinstance(teaching, dict) else lambda _: teaching,
         )
         try:
             yield trainer, store, engine

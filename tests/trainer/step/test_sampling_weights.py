@@ -170,6 +170,31 @@ async def test_an_engine_that_teaches_scores_them(folder, tmp_path, objective, s
             assert np.isfinite(side.teacher_logprobs).all()
 
 
+async def test_each_turns_own_teacher_scores_them(folder, tmp_path):
+    folders = {name: save_model(tmp_path / name, seed=len(name)) for name in ("one", "three")}
+    teaching = {name: LocalEngine(str(path)) for name, path in folders.items()}
+    run = tmp_path / "run"
+    async with opened(run, folder, objective=CACHE, teaching=teaching) as (trainer, store, _):
+        for place, name in enumerate(("gone", *folders)):
+            await make_ready(store, samples(BATCH // 4, first=place), teacher=name)
+        assert await trainer.step() is None
+        assert await store.drops() == {DropReason.UNKNOWN_TEACHER: BATCH // 2}
+        report = await trainer.step()
+        assert report is not None
+        assert await states(store) == {
+            TurnState.TRAINED: BATCH,
+            TurnState.DROPPED: BATCH // 2,
+        }
+        for place, (name, path) in enumerate(folders.items(), start=1):
+            turns = samples(BATCH // 4, first=place)
+            kept = await store.read(load_side_samples, turn_ids=[one.turn_id for one in turns])
+            for one in turns:
+                side = kept[one.turn_id]
+                rows = table(load(path), one.prompt_ids, one.response_ids)
+                expected = rows.gather(-1, torch.from_numpy(side.ids).long())
+                np.testing.assert_allclose(side.teacher_logprobs, expected, atol=2e-5, err_msg=name)
+
+
 REFUSALS = [
     (ValueError("input id 63 is outside the vocabulary of 60"), DropReason.FOREIGN_TOKENS),
     (EngineRejected(400, "token id 63: valid range is [0, 60)"), DropReason.FOREIGN_TOKENS),

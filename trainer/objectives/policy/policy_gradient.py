@@ -22,6 +22,7 @@ from trainer.objectives.distributions.kl import distillation_advantage, kl_estim
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.cispo import cispo
 from trainer.objectives.policy.decoupled import (
+    DecoupledTerms,
     a3po_proximal_logprobs,
     composed_weights,
     decoupled_ppo,
@@ -36,7 +37,11 @@ POLICY_GRADIENT_MEANS = frozenset({"pg_loss", "pg_clipfrac", "pg_clipfrac_lower"
 def policy_gradient_terms(batch: TokenBatch, options: HindsightOpd) -> TokenTerms:
     """Loss, advantages and reports per token; `batch` comes from `select_finite`."""
     advantages_BT = advantages(batch, options)
-    terms = _surrogate(batch, options, advantages_BT)
+    if options.surrogate in ("decoupled", "a3po"):
+        weighted = _decoupled(batch, options, advantages_BT)
+        terms, weights_BT = weighted.ppo, weighted.weights
+    else:
+        terms, weights_BT = _surrogate(batch, options, advantages_BT), None
     loss_BT = terms.loss
     means = {
         "pg_clipfrac": terms.clipped,
@@ -57,7 +62,13 @@ def policy_gradient_terms(batch: TokenBatch, options: HindsightOpd) -> TokenTerm
         means["opsm_clipfrac"] = kept.share_BT
     means["pg_loss"] = loss_BT.detach()
     gap_BT = _gap(batch, options)
-    return TokenTerms(loss_BT=loss_BT, advantages_BT=advantages_BT, gap_BT=gap_BT, means=means)
+    return TokenTerms(
+        loss_BT=loss_BT,
+        advantages_BT=advantages_BT,
+        gap_BT=gap_BT,
+        means=means,
+        weights_BT=weights_BT,
+    )
 
 
 @torch.no_grad()
@@ -143,15 +154,13 @@ def _surrogate(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
             weights=weights_BT,
             turn_ids_BT=batch.turn_ids_BT,
         )
-    if options.surrogate in ("decoupled", "a3po"):
-        return _decoupled(batch, options, advantages_BT)
     if options.surrogate == "unclipped":
         loss_BT = -advantages_BT * torch.exp(log_ratio(now_BT, old_BT)) * weights_BT.detach()
         return _plain(loss_BT, now_BT, old_BT)
     return _plain(pure_is(now_BT, advantages_BT, weights_BT), now_BT, old_BT)
 
 
-def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) -> PpoTerms:
+def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) -> DecoupledTerms:
     """The rollout engine is the behaviour policy; a token at which it cannot be compared has weight
     1, or with `engine_cap` that of its age alone.
     """
@@ -165,7 +174,7 @@ def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
             engine_cap=options.engine_cap,
             staleness_cap=options.importance_cap,
         )
-        return ppo_clip(
+        ppo = ppo_clip(
             now_BT,
             old_BT,
             advantages_BT,
@@ -173,6 +182,7 @@ def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
             clip_high=options.clip_high,
             weights=weights_BT,
         )
+        return DecoupledTerms(ppo=ppo, weights=weights_BT)
     comparable_BT = torch.isfinite(batch.rollout_logprobs_BT)
     behaviour_BT = torch.where(comparable_BT, batch.rollout_logprobs_BT, old_BT)
     proximal_BT = old_BT
@@ -187,7 +197,7 @@ def _decoupled(batch: TokenBatch, options: HindsightOpd, advantages_BT: Tensor) 
         clip_low=options.clip_low,
         clip_high=options.clip_high,
         cap=options.importance_cap,
-    ).ppo
+    )
 
 
 def _plain(loss_BT: Tensor, now_BT: Tensor, old_BT: Tensor) -> PpoTerms:
