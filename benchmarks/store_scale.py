@@ -245,6 +245,11 @@ def _double_op(connection: Connection, letter: str, later_s: float) -> None:
         statement = text(
             f"INSERT INTO {table}({', '.join(columns)}) SELECT {', '.join(copied)} FROM {table}"
         )
+        if table == "message_nodes":
+            # All sessions of an agent follow the same system prompt.
+            under = "CASE WHEN depth > 1 THEN :letter || parent_id ELSE parent_id END"
+            said = statement.text.replace(":letter || parent_id", under)
+            statement = text(f"{said} WHERE depth > 0")
         used = {name: one for name, one in values.items() if f":{name}" in statement.text}
         connection.execute(statement, used)
     if connection.dialect.name == "postgresql":
