@@ -266,8 +266,8 @@ def _double_words(connection: Connection, stride: int) -> None:
     """The rows of SQLite's index of texts once more."""
     size = parts.PART_NUMBERS
     for part in parts.parts(connection):
-        first = part * size + stride
-        for later in range(first // size, (first + size - 1) // size + 1):
+        first, last = part * size + stride, min((part + 1) * size - 1, stride) + stride
+        for later in range(first // size, last // size + 1):
             table, number = parts.made(connection, later), "rowid + :stride"
             copy = text(
                 f"INSERT INTO {table}(rowid, words) SELECT {number}, words "
