@@ -57,7 +57,8 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def conversation(store: Store) -> str:
     """A session of two turns that follows the system prompt of all; its id."""
     session_id = await a_session(store)
-    user = {"role": "user", "content": f"celsius {session_id}"}
+    words = " ".join(f"{session_id}{number}" for number in range(100))
+    user = {"role": "user", "content": f"celsius {words}"}
     first = a_turn(session_id, messages=[SYSTEM, user])
     for turn in (first, following(first)):
         await store.record_turn(turn, scope=SCOPE)
