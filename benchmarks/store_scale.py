@@ -42,6 +42,7 @@ from records.care.verify import verify_database
 from records.config import StoreConfig
 from records.names import DropReason, TurnState
 from records.reading.browsing import Wanted
+from records.search import parts
 from records.store import Store
 from records.types import CapturedTurn, PolicyVersion, SampleResult
 from rollout_bridge.config import RendererConfig
@@ -237,21 +238,44 @@ def _double_op(connection: Connection, letter: str, later_s: float) -> None:
     stride = connection.execute(text("SELECT max(number) FROM turn_texts")).scalar_one()
     steps = connection.execute(text("SELECT max(version) FROM policy_versions")).scalar_one()
     values = {"letter": letter, "later": later_s, "stride": stride, "steps": steps}
-    key = "rowid" if connection.dialect.name == "sqlite" else "number"
-    tables = {**_IDS, "turn_words": ()}
+    is_sqlite = connection.dialect.name == "sqlite"
+    tables = _IDS if is_sqlite else {**_IDS, "turn_words": ()}
     for table, ids in tables.items():
-        columns = [key, "words"] if table == "turn_words" else _columns(connection, table)
+        columns = _columns(connection, table)
         copied = [_copied(column, ids) for column in columns]
         statement = text(
             f"INSERT INTO {table}({', '.join(columns)}) SELECT {', '.join(copied)} FROM {table}"
         )
+        if table == "message_nodes":
+            # All sessions of an agent follow the same system prompt.
+            under = "CASE WHEN depth > 1 THEN :letter || parent_id ELSE parent_id END"
+            said = statement.text.replace(":letter || parent_id", under)
+            statement = text(f"{said} WHERE depth > 0")
         used = {name: one for name, one in values.items() if f":{name}" in statement.text}
         connection.execute(statement, used)
-    if connection.dialect.name == "postgresql":
+    if is_sqlite:
+        _double_words(connection, stride)
+    else:
         # As the server does by itself a minute later.
         connection.execute(text("ANALYZE"))
         sequence = "pg_get_serial_sequence('turn_texts', 'number')"
         connection.execute(text(f"SELECT setval({sequence}, {2 * stride})"))
+
+
+def _double_words(connection: Connection, stride: int) -> None:
+    """The rows of SQLite's index of texts once more."""
+    size = parts.PART_NUMBERS
+    for part in parts.parts(connection):
+        first, last = part * size + stride, min((part + 1) * size - 1, stride) + stride
+        for later in range(first // size, last // size + 1):
+            table, number = parts.made(connection, later), "rowid + :stride"
+            copy = text(
+                f"INSERT INTO {table}(rowid, words) SELECT {number}, words "
+                f"FROM {parts.table_of_part(part)} "
+                f"WHERE rowid <= :stride AND {number} >= :low AND {number} < :high"
+            )
+            low = later * size
+            connection.execute(copy, {"stride": stride, "low": low, "high": low + size})
 
 
 def _columns(connection: Connection, table: str) -> list[str]:
@@ -266,7 +290,7 @@ def _copied(column: str, ids: Sequence[str]) -> str:
         return f"{column} + :later"
     if column in _VERSIONS:
         return f"{column} + :steps"
-    return f"{column} + :stride" if column in ("number", "rowid") else column
+    return f"{column} + :stride" if column == "number" else column
 
 
 def _truncate_log(connection: Connection) -> None:

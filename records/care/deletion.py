@@ -8,10 +8,11 @@ that nothing of it is written again, and so that backups that contain it can be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, exists, func, select, text, update
+from sqlalchemy import Connection, ScalarResult, delete, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 
 from records.care.lineage import Reason, fed_from, lineage, note_deletions, settle
@@ -264,8 +265,8 @@ def _replace_forms(connection: Connection, path: dict[str, int]) -> None:
     for part in chunks(sorted(path)):
         stays = select(NodeRow.node_id, NodeRow.body_hash).where(NodeRow.node_id.in_(part))
         for node_id, body_hash in connection.execute(stays).all():
-            form = _form_in_use(connection, node_id, path[node_id])
-            if form is not None and form != body_hash:
+            form = _form_in_use(connection, node_id, body_hash, path[node_id])
+            if form is not None:
                 body = connection.execute(
                     select(VariantRow.body).where(VariantRow.body_hash == form)
                 ).scalar_one()
@@ -276,24 +277,40 @@ def _replace_forms(connection: Connection, path: dict[str, int]) -> None:
                 )
 
 
-def _form_in_use(connection: Connection, node_id: str, depth: int) -> str | None:
+def _form_in_use(connection: Connection, node_id: str, own: str, depth: int) -> str | None:
     """None if a turn has the node's own form; else the form that one of its turns has."""
-    below = select(NodeRow.node_id).where(NodeRow.node_id == node_id).cte("below", recursive=True)
-    below = below.union_all(
-        select(NodeRow.node_id).join(below, NodeRow.parent_id == below.c.node_id)
-    )
-    turns = (
-        select(TurnRow.variants)
-        .join(below, TurnRow.response_node_id == below.c.node_id)
-        .execution_options(yield_per=100)
-    )
     form: str | None = None
-    with connection.execute(turns) as rows:
-        for (variants,) in rows:
+    with closing(_turns_below(connection, node_id)) as turns:
+        for variants in turns:
             form = (variants or {}).get(str(depth))
-            if form is None:
+            if form in (None, own):
                 return None
     return form
+
+
+def _turns_below(
+    connection: Connection, node_id: str
+) -> Generator[dict[str, str] | None, None, None]:
+    """`variants` of the turns whose path contains a message. Depth first, and only as far as the
+    caller reads: all sessions of an agent may follow its system prompt.
+    """
+    open_rows: list[ScalarResult[str]] = []
+    here: str | None = node_id
+    try:
+        while True:
+            if here is None:
+                open_rows.pop().close()
+            else:
+                turns = select(TurnRow.variants).where(TurnRow.response_node_id == here)
+                yield from connection.scalars(turns).all()
+                below = select(NodeRow.node_id).where(NodeRow.parent_id == here)
+                open_rows.append(connection.scalars(below.execution_options(yield_per=100)))
+            if not open_rows:
+                return
+            here = next(open_rows[-1], None)
+    finally:
+        for rows in open_rows:
+            rows.close()
 
 
 def _delete_variants(connection: Connection, hashes: Collection[str]) -> None:

@@ -20,7 +20,7 @@ from records.care.lineage import DeletedSession, Reason
 from records.care.rows import BackupRow, DeletionRow
 from records.lessons import steps
 from records.names import TurnState
-from records.search.indexing import shrink_op
+from records.search import parts
 from records.store import Store
 from records.tables.models import PolicyVersionRow, TurnRow
 from records.tables.sql import table_of
@@ -118,7 +118,7 @@ class Housekeeping:
         if not self._store.config.is_sqlite:
             await self._store.vacuum()
             return
-        while await self._store.write(shrink_op):
+        while await self._store.write(parts.shrink_op):
             pass
         for _ in range(_LOG_ATTEMPTS):
             if await self._store.read(_truncate_log):
@@ -127,6 +127,14 @@ class Housekeeping:
         logger.warning(
             "others read the database: its log contains deleted rows until they are done"
         )
+
+    async def finish_deletions(self) -> None:
+        """Remove what deletions left in the index of texts and the log, where the process that
+        deleted ended before that.
+        """
+        config = self._store.config
+        if config.is_sqlite and await self._store.read(parts.has_deleted):
+            await self._clean_up()
 
     async def expire(self, max_age_days: float) -> Deleted:
         """Delete the sessions not seen for `max_age_days`; those being trained on stay."""

@@ -4,7 +4,7 @@ it came from.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from sqlalchemy import ColumnElement, Connection, Executable, select, true, update
@@ -64,25 +64,24 @@ def of_turns(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
 
 
 def recount(
-    connection: Connection, versions: Iterable[int], hint_ids: Collection[str] | None
+    connection: Connection, is_left: Callable[[int], bool], hint_ids: Collection[str] | None
 ) -> None:
     """Recompute since when and in how many steps each of these hints (None: all) was trained, from
-    the trained turns and lessons. Only these versions of the policy are left: what others trained
-    no longer counts.
+    the trained turns and lessons. `is_left` tells which versions of the policy are left: what
+    others trained no longer counts.
     """
     if hint_ids is not None and not hint_ids:
         return
-    alive = set(versions)
     if hint_ids is None:
-        _recount(connection, alive, lambda column: true())
+        _recount(connection, is_left, lambda column: true())
         return
     for part in chunks(sorted(hint_ids)):
-        _recount(connection, alive, lambda column, part=part: column.in_(part))
+        _recount(connection, is_left, lambda column, part=part: column.in_(part))
 
 
-def _recount(connection: Connection, alive: Set[int], among: _Among) -> None:
+def _recount(connection: Connection, is_left: Callable[[int], bool], among: _Among) -> None:
     taught: dict[str, set[int]] = {}
-    earlier = [one for one in _of_earlier_steps(connection, among) if one[1] in alive]
+    earlier = [one for one in _of_earlier_steps(connection, among) if is_left(one[1])]
     steps = [*_of_lessons(connection, among), *_of_turns(connection, among), *earlier]
     for hint_id, version in steps:
         taught.setdefault(hint_id, set()).add(version)
@@ -90,7 +89,7 @@ def _recount(connection: Connection, alive: Set[int], among: _Among) -> None:
     for hint_id, since, num_steps in connection.execute(known.where(among(HintRow.hint_id))).all():
         found = taught.get(hint_id, set())
         # What was trained then may have been forgotten since.
-        if since is not None and since in alive:
+        if since is not None and is_left(since):
             found.add(since)
         now = (min(found, default=None), len(found))
         if now != (since, num_steps):

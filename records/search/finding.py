@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select, text
 
 from records.reading.browsing import ASKED_OF_TURNS, ListedSession, Wanted, fits, listed_sessions
+from records.search import parts
 from records.search.indexing import REFUSED_WORD, scope_word, turn_texts
 from records.search.words import Excerpt, excerpt
 from records.tables.models import IS_NOT_INDEXED, SessionRow, TurnRow, TurnTextRow
@@ -53,6 +54,9 @@ def found_page(
     fewer if MOST_MATCHES matches do not contain so many. On later pages, a session is listed again
     where an older turn of it matches.
     """
+    if connection.dialect.name == "sqlite":
+        # One look at the index, whose parts come and go.
+        connection.exec_driver_sql("BEGIN")
     own = [] if scope is None else [scope_word(scope)]
     numbers = _matches(connection, [*own, *phrases], after, MOST_MATCHES)
     turns = _turns(connection, numbers)
@@ -94,22 +98,19 @@ def _matches(
     connection: Connection, phrases: Sequence[str], after: int | None, most: int
 ) -> list[int]:
     """Numbers of the newest turns before `after` that contain all phrases."""
-    values: dict[str, Any] = {"limit": most}
+    if connection.dialect.name == "sqlite":
+        query = " ".join(f'"{phrase}"' for phrase in phrases)
+        return parts.matches(connection, query, after, most)
+    names = [f"phrase{index}" for index in range(len(phrases))]
+    asked = " && ".join(f"phraseto_tsquery('simple', :{name})" for name in names)
+    values: dict[str, Any] = {"limit": most, **dict(zip(names, phrases, strict=True))}
     before = ""
     if after is not None:
         values["after"] = after
-        before = "AND {key} < :after"
-    if connection.dialect.name == "sqlite":
-        key, matches = "rowid", "turn_words MATCH :query"
-        values["query"] = " ".join(f'"{phrase}"' for phrase in phrases)
-    else:
-        names = [f"phrase{index}" for index in range(len(phrases))]
-        values |= dict(zip(names, phrases, strict=True))
-        asked = " && ".join(f"phraseto_tsquery('simple', :{name})" for name in names)
-        key, matches = "number", f"words @@ ({asked})"
+        before = "AND number < :after"
     statement = (
-        f"SELECT {key} FROM turn_words WHERE {matches} {before.format(key=key)} "
-        f"ORDER BY {key} DESC LIMIT :limit"
+        f"SELECT number FROM turn_words WHERE words @@ ({asked}) {before} "
+        "ORDER BY number DESC LIMIT :limit"
     )
     return list(connection.scalars(text(statement), values))
 

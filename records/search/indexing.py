@@ -4,9 +4,10 @@ Recording a turn only notes that its text is not indexed yet; `index_op` follows
 its own. What a turn adds to its conversation is indexed with it: its messages after the previous
 answer (system messages are left out) and its answer, in its own form.
 
-The index is the table `turn_words`, which only this module and finding.py know: FTS5 in SQLite, a
-tsvector in PostgreSQL. Its rows have the numbers of `turn_texts`. Each begins with a word that
-stands for its scope, so that a tenant's search costs, and tells, nothing of other tenants' turns.
+The index is FTS5 in SQLite (parts.py), and in PostgreSQL the table `turn_words` with a tsvector,
+which only this module and finding.py know. Its rows have the numbers of `turn_texts`. Each begins
+with a word that stands for its scope, so that a tenant's search costs, and tells, nothing of other
+tenants' turns.
 
 A text that cannot be indexed takes its place with a word that no text contains, so that those after
 it are indexed and a search can count it.
@@ -15,8 +16,7 @@ it are indexed and a search can count it.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -27,6 +27,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from records.database.database import is_ailing
 from records.errors import StoreError
 from records.messages import Message, content_text
+from records.search import parts
 from records.search.words import LONGEST_WORD, words_of
 from records.tables.models import IS_NOT_INDEXED, NodeRow, TurnRow, TurnTextRow, VariantRow
 from records.tables.sql import chunks, rows_in, table_of
@@ -34,10 +35,6 @@ from records.tables.sql import chunks, rows_in, table_of
 _NOTE = table_of(TurnTextRow).insert()
 _MOST_MESSAGES = 64
 """Number of newest messages of a turn that are indexed."""
-_ERASES = sqlite3.sqlite_version_info >= (3, 42)
-"""Whether FTS5 can take a deleted row's words out of its index at once."""
-_MERGED_PAGES = 200
-"""Pages of SQLite's index that one transaction rewrites: it takes some milliseconds."""
 REFUSED_WORD = "refused".ljust(LONGEST_WORD + 1, "x")
 """Stands for a text that cannot be indexed: one character longer than any word of a text."""
 _MOST_SAID = 200
@@ -167,16 +164,12 @@ def index_op(connection: Connection, texts: Sequence[TurnWords]) -> int:
             .with_for_update()
         )
     }
-    rows = [
-        {"number": one.number, "words": one.words}
-        for one in texts
-        if (one.number, one.turn_id) in still
-    ]
-    if rows:
-        connection.execute(_insert(connection), rows)
-        done = TurnTextRow.number.in_([one["number"] for one in rows])
+    words = {one.number: one.words for one in texts if (one.number, one.turn_id) in still}
+    if words:
+        _insert(connection, words)
+        done = TurnTextRow.number.in_(words)
         connection.execute(update(TurnTextRow).where(done).values(is_indexed=True))
-    return len(rows)
+    return len(words)
 
 
 def refuse_op(connection: Connection, turn: WaitingTurn) -> bool:
@@ -196,37 +189,20 @@ def refuse_op(connection: Connection, turn: WaitingTurn) -> bool:
 
 
 def forget_texts(connection: Connection, turn_ids: Sequence[str]) -> None:
-    """Delete turns from the index. With a SQLite older than 3.42, `shrink_op` must follow."""
-    if connection.dialect.name == "sqlite" and _ERASES:
-        connection.exec_driver_sql(
-            "INSERT INTO turn_words(turn_words, rank) VALUES ('secure-delete', 1)"
-        )
+    """Delete turns from the index. With SQLite, `parts.shrink_op` must follow."""
     for part in chunks(turn_ids):
         mine = TurnTextRow.turn_id.in_(part)
         # One that is being indexed first waits until it is.
         rows = select(TurnTextRow.number).where(mine).with_for_update()
         numbers = list(connection.scalars(rows))
-        if numbers:
-            gone = text(f"DELETE FROM turn_words WHERE {_key(connection)} IN :numbers").bindparams(
+        if connection.dialect.name == "sqlite":
+            parts.delete(connection, numbers)
+        elif numbers:
+            gone = text("DELETE FROM turn_words WHERE number IN :numbers").bindparams(
                 bindparam("numbers", expanding=True)
             )
             connection.execute(gone, {"numbers": numbers})
         connection.execute(delete(TurnTextRow).where(mine))
-
-
-def shrink_op(connection: Connection) -> bool:
-    """Rewrite a part of SQLite's index without the words of deleted turns; returns whether there is
-    more to do. From 3.42 on, they are not there any more.
-    """
-    if _ERASES:
-        return False
-    connection.exec_driver_sql("PRAGMA secure_delete=ON")
-    before = connection.exec_driver_sql("SELECT total_changes()").scalar_one()
-    connection.exec_driver_sql(
-        f"INSERT INTO turn_words(turn_words, rank) VALUES ('merge', -{_MERGED_PAGES})"
-    )
-    # As FTS5's documentation says: less than 2 where nothing was merged.
-    return connection.exec_driver_sql("SELECT total_changes()").scalar_one() - before >= 2
 
 
 def turn_texts(connection: Connection, turn_ids: Sequence[str]) -> dict[str, str]:
@@ -278,13 +254,13 @@ def _text(message: Message) -> str:
     return "\n".join(said)
 
 
-def _insert(connection: Connection) -> Any:
+def _insert(connection: Connection, words: Mapping[int, str]) -> None:
     if connection.dialect.name == "sqlite":
-        return text("INSERT INTO turn_words(rowid, words) VALUES (:number, :words)")
-    return text(
-        "INSERT INTO turn_words(number, words) VALUES (:number, to_tsvector('simple', :words))"
+        parts.insert(connection, words)
+        return
+    connection.execute(
+        text(
+            "INSERT INTO turn_words(number, words) VALUES (:number, to_tsvector('simple', :words))"
+        ),
+        [{"number": number, "words": said} for number, said in words.items()],
     )
-
-
-def _key(connection: Connection) -> str:
-    return "rowid" if connection.dialect.name == "sqlite" else "number"

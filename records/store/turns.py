@@ -184,6 +184,6 @@ class TurnStore(StoreBase):
             return await self.write(indexing.refuse_op, turn=turn)
         except SQLAlchemyError as error:
             raise StoreUnavailable(
-                "no text can be indexed, not even a single word: is the table turn_words as the "
+                "no text can be indexed, not even a single word: are the tables turn_words* as the "
                 "migrations made it?"
             ) from error

@@ -8,6 +8,7 @@ does not know how store and chain are compared (records/training/reconcile.py).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -58,6 +59,12 @@ def newer(chain: Chain, than: int | None) -> Chain:
         return chain
     after = list(takewhile(lambda link: link[0].version > than, reversed(chain)))
     return after[::-1]
+
+
+def has(chain: Chain, version: int) -> bool:
+    """Whether a chain has a version; it is not read through, as its versions ascend."""
+    at = bisect_left(chain, version, key=lambda link: link[0].version)
+    return at < len(chain) and chain[at][0].version == version
 
 
 def agree(connection: Connection, chain: Chain, lessons: Chain, now: float) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
@@ -143,7 +144,7 @@ def reconcile_op(
         hints = hint_versions.changed_since(connection, agreed.agreed_at)
         hints |= hint_versions.of_turns(connection, list(differing))
         hints |= steps.hints_of(connection, list(differing_lessons))
-    hint_versions.recount(connection, (version.version for version, _ in chain), hints)
+    hint_versions.recount(connection, partial(agreements.has, chain), hints)
     agreements.agree(connection, chain, lessons, now)
     return ReconcileReport(
         versions_added=tuple(added),

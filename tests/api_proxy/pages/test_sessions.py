@@ -130,7 +130,7 @@ async def test_the_page_says_how_many_texts_cannot_be_indexed(door: Door, store:
     await store.writer.run(
         lambda connection: connection.execute(
             text(
-                "CREATE TRIGGER refuses BEFORE INSERT ON turn_words_content "
+                "CREATE TRIGGER refuses BEFORE INSERT ON turn_words_0_content "
                 "WHEN new.c0 LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
         )

@@ -47,7 +47,7 @@ async def test_a_text_that_is_refused_is_counted_and_said_once(
     await store.writer.run(
         lambda connection: connection.execute(
             text(
-                "CREATE TRIGGER refuses BEFORE INSERT ON turn_words_content "
+                "CREATE TRIGGER refuses BEFORE INSERT ON turn_words_0_content "
                 "WHEN new.c0 LIKE '%poison%' BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
         )

@@ -172,7 +172,7 @@ async def _terms(store: Store) -> Sequence[str]:
 
     def read(connection: Any) -> Sequence[str]:
         connection.execute(
-            text("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, turn_words, row)")
+            text("CREATE VIRTUAL TABLE temp.terms USING fts5vocab(main, turn_words_0, row)")
         )
         return connection.scalars(text("SELECT term FROM temp.terms")).all()
 

@@ -19,7 +19,7 @@ from tests.records.builders import a_session, a_turn
 from tests.records.search.test_finding import asked, found, search
 
 _SQLITE = """
-CREATE TRIGGER refuses BEFORE INSERT ON turn_words_content WHEN {column} LIKE '%{word}%'
+CREATE TRIGGER refuses BEFORE INSERT ON turn_words_0_content WHEN {column} LIKE '%{word}%'
 BEGIN SELECT RAISE(ABORT, 'no room for this one'); END
 """
 _POSTGRESQL = (
