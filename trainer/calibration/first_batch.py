@@ -19,7 +19,7 @@ from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.model.token_states import TokenRequest
 
-USUAL = (0.2, 1.2)
+USUAL = (0.03, 0.6)
 """Nats per token: how far models moved that the recipe was measured on (docs/lora.md)."""
 TOO_FAR = 1.5
 """Nats per token."""
