@@ -6,12 +6,13 @@ import io
 import textwrap
 from collections.abc import Iterable, Sequence
 
+import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.own_agent.cell import HOLDS
 from benchmarks.own_agent.table import Result, before_after, grouped, settings_of
 from examples.tool_lab.evaluate import Rate
-from opd.report.page import pyplot
 
 PANELS = (
     ("wanted", "silent wish held", HOLDS),
@@ -27,9 +28,8 @@ def picture(results: Iterable[Result]) -> str:
     groups = grouped(results)
     num_lines = sum(label(group).count("\n") + 1.4 for group in groups)
     size = (10.4, 0.8 + 0.17 * num_lines)
-    figure, panels = pyplot.subplots(
-        1, len(PANELS), sharey=True, figsize=size, layout="constrained"
-    )
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(PANELS), sharey=True)
     places = list(range(len(groups)))[::-1]
     for axes, (rate, title, target) in zip(panels, PANELS, strict=True):
         for place, group in zip(places, groups, strict=True):
@@ -49,9 +49,8 @@ def picture(results: Iterable[Result]) -> str:
             axes.spines[side].set_visible(False)
     panels[0].set_yticks(places, [label(group) for group in groups], fontsize=8)
     text = io.StringIO()
-    with pyplot.rc_context({"svg.fonttype": "none"}):  # letters stay letters
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # letters stay letters
         figure.savefig(text, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
     svg = text.getvalue()
     return svg[svg.index("<svg") :]
 
