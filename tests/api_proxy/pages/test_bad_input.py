@@ -249,7 +249,7 @@ async def locked(store: Store, limit: str) -> AsyncIterator[None]:
     [
         ("sqlite", "", 0.3, "another program may hold its lock"),
         ("postgresql", "0", 0.3, "another program may hold its lock"),
-        ("postgresql", "10ms", 2.0, "The store does not answer at the moment"),
+        ("postgresql", "10ms", hints_api.READ_S, "The store does not answer at the moment"),
     ],
     indirect=["config"],
 )
