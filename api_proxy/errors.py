@@ -220,11 +220,13 @@ def engine_unavailable(retry_after_s: int) -> ApiError:
     )
 
 
-def store_unavailable(retry_after_s: int) -> ApiError:
+def store_unavailable(
+    retry_after_s: int, message: str = "The store does not answer at the moment. Please try again."
+) -> ApiError:
     """503: what the request refers to cannot be read; the agent may try again."""
     return ApiError(
         503,
-        "The store does not answer at the moment. Please try again.",
+        message,
         kind="server_error",
         code="store_unavailable",
         headers={"Retry-After": str(retry_after_s)},

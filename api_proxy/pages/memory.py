@@ -14,6 +14,7 @@ from api_proxy.pages.login_routes import checked_form
 from api_proxy.pages.rendering import json_reply, page
 from api_proxy.routes.hints_api import (
     answered,
+    committed,
     hint_object,
     page_size,
     scope_of,
@@ -74,7 +75,7 @@ async def delete_hint(request: Request, hint_id: str) -> Response:
     await checked_form(request)
     service: TurnService = request.app.state.service
     scope = scope_of(request)
-    if await answered(service, service.deps.store.delete_hint(hint_id, scope=scope)) is None:
+    if await committed(service, service.deps.store.delete_hint(hint_id, scope=scope)) is None:
         raise unknown_hint(hint_id)
     return RedirectResponse("/ui/memory", status_code=303)
 

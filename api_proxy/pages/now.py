@@ -53,6 +53,8 @@ class NowFeed:
         self._service = service
         self._snapshots: OrderedDict[str | None, Snapshot] = OrderedDict()
         self._lock = asyncio.Lock()
+        self._failed: tuple[ApiError, float] | None = None
+        """Why nothing could be read, and until when nobody tries again (monotonic seconds)."""
         self.streams = 0
 
     async def snapshot(self, scope: str | None) -> Snapshot:
@@ -61,7 +63,7 @@ class NowFeed:
             found = self._snapshots.get(scope)
             if found is None or time.monotonic() >= found.until:
                 began = time.monotonic()
-                values = await self._read(scope)
+                values = await self._values(scope)
                 html = await asyncio.to_thread(fragment, "now_body.html.jinja", now=values)
                 took = time.monotonic() - began
                 until = time.monotonic() + max(LEAST_S, _TIMES * took)
@@ -71,6 +73,16 @@ class NowFeed:
             while len(self._snapshots) > _MOST_SCOPES:
                 self._snapshots.popitem(last=False)
         return found
+
+    async def _values(self, scope: str | None) -> dict[str, Any]:
+        """As `_read`. Those who waited for a reading that failed do not wait for one each."""
+        if self._failed is not None and time.monotonic() < self._failed[1]:
+            raise self._failed[0]
+        try:
+            return await self._read(scope)
+        except ApiError as error:
+            self._failed = (error, time.monotonic() + LEAST_S)
+            raise
 
     async def _read(self, scope: str | None) -> dict[str, Any]:
         """For an admin, queues and hints are in the run's status already, if there is one."""

@@ -19,6 +19,10 @@ _COLOURS = 6
 RUN_LINES = 4
 """Kinds of lines in the style sheet for other runs."""
 _TICKS = 4
+_SAME = 1e-3
+"""Values that differ by this share of the larger one are drawn as equal: labels show 3 digits."""
+_ROUNDING = 1e-9
+_SMALL = 1e-290
 _FEW = 40
 """Up to this many points are also drawn as dots."""
 
@@ -37,7 +41,8 @@ def svg(curve: Curve, others: Mapping[str, Curve] | None = None) -> Markup:
     steps = [step for _, one in runs for step in one.steps]
     if not values or not steps:
         return Markup("")
-    low, high = _range([*values, *curve.marks.values()])
+    ticks = _ticks([*values, *curve.marks.values()])
+    low, high = ticks[0], ticks[-1]
     first, last = float(min(steps)), float(max(steps))
     span_x, span_y = (last - first) or 1.0, high - low
 
@@ -45,7 +50,7 @@ def svg(curve: Curve, others: Mapping[str, Curve] | None = None) -> Markup:
         x = _LEFT + (step - first) / span_x * (WIDTH - _LEFT - _RIGHT)
         return x, HEIGHT - _BOTTOM - (value - low) / span_y * (HEIGHT - _TOP - _BOTTOM)
 
-    parts = [*_grid(curve, low, high, first, last)]
+    parts = [*_grid(curve, ticks, first, last)]
     for name, value in curve.marks.items():
         _, y = at(first, value)
         parts.append(
@@ -85,10 +90,10 @@ def _dot(colour: str, name: str, point: Point, place: Point, curve: Curve) -> st
     )
 
 
-def _grid(curve: Curve, low: float, high: float, first: float, last: float) -> Iterator[str]:
-    for number in range(_TICKS + 1):
-        y = HEIGHT - _BOTTOM - number / _TICKS * (HEIGHT - _TOP - _BOTTOM)
-        value = low + number / _TICKS * (high - low)
+def _grid(curve: Curve, ticks: Sequence[float], first: float, last: float) -> Iterator[str]:
+    for value in ticks:
+        share = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        y = HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
         yield f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>'
     bottom = HEIGHT - 8
@@ -103,14 +108,21 @@ def _text(value: str) -> str:
     return str(escape(seen(value)))
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """What the y axis covers: a little more than the values."""
+def _ticks(values: Sequence[float]) -> list[float]:
+    """What the y axis shows: round numbers, of which the first and the last enclose the values."""
     low, high = min(values), max(values)
-    if low == high:
-        room = abs(low) / 10 or 1.0
-        return low - room, high + room
-    room = (high - low) / 20
-    return low - room, high + room
+    if high - low <= _SAME * max(abs(low), abs(high)):
+        room = abs(low) / 10
+        low, high = (low - room, low + room) if room else (0.0, 1.0)
+    rough = (high - low) / _TICKS
+    if not _SMALL < rough < 1 / _SMALL:
+        return [low, high]
+    size = 10.0 ** math.floor(math.log10(rough))
+    step = next(
+        size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * (1 - _ROUNDING)
+    )
+    first, last = math.floor(low / step + _ROUNDING), math.ceil(high / step - _ROUNDING)
+    return [number * step for number in range(first, last + 1)]
 
 
 def _pieces(steps: Sequence[float], values: Sequence[float | None]) -> list[list[Point]]:

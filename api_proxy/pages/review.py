@@ -12,13 +12,13 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
 from api_proxy.access.admission import body_of
 from api_proxy.access.callers import caller_of
-from api_proxy.errors import ApiError, body_too_large, invalid, store_unavailable
+from api_proxy.errors import ApiError, body_too_large, invalid
 from api_proxy.pages.login_routes import checked_form
 from api_proxy.pages.rendering import json_reply, page
 from api_proxy.pages.sessions import shown_message
-from api_proxy.routes.hints_api import answered, page_size, scope_of
+from api_proxy.routes.hints_api import answered, committed, page_size, scope_of
 from api_proxy.turns import TurnService
-from records.errors import StoreConflict, StoreError
+from records.errors import StoreConflict
 from records.feedback.reviews import HintDecision, HintReview, Proposal
 
 router = APIRouter()
@@ -151,12 +151,14 @@ async def _decide(request: Request, turn_id: str, decision: DecisionRequest) -> 
         hint=hint,
         author=_NOBODY if key is None else key.name or key.key_id,
     )
-    try:
-        review = await store.review(decided, scope_of(request))
-    except StoreConflict as error:
-        raise ApiError(409, str(error), code="not_reviewable") from error
-    except StoreError as error:
-        raise store_unavailable(service.config.retry_after_s) from error
+
+    async def stored() -> HintReview | None:
+        try:
+            return await store.review(decided, scope_of(request))
+        except StoreConflict as error:
+            raise ApiError(409, str(error), code="not_reviewable") from error
+
+    review = await committed(service, stored())
     if review is None:
         message = f"No turn with id {turn_id[:100]!r} was found."
         raise ApiError(404, message, param="turn_id", code="turn_not_found")

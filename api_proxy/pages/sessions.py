@@ -225,6 +225,7 @@ async def _session(request: Request, session_id: str, after: str, limit: str) ->
         "outcome": None if found.outcome is None else asdict(found.outcome),
         "trained_versions": sorted({one["version"] for one in shown if one["version"] is not None}),
         "turns": shown,
+        "not_shown": len(turns) - len(shown),
         "next": turns[-1].turn_id if len(found.turns) > number else None,
     }
 
@@ -273,12 +274,13 @@ def shown_message(message: Message) -> dict[str, Any]:
         {"name": call["function"]["name"], "arguments": str(call["function"]["arguments"])}
         for call in message.get("tool_calls") or ()
     ]
+    lengths = [len(text), *(len(call["arguments"]) for call in calls)]
     for call in calls:
         call["arguments"] = call["arguments"][:_MOST_TEXT]
     return {
         "role": message["role"],
         "text": text[:_MOST_TEXT],
-        "cut_characters": max(len(text) - _MOST_TEXT, 0),
+        "cut_characters": sum(max(length - _MOST_TEXT, 0) for length in lengths),
         "tool_calls": calls,
     }
 

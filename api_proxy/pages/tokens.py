@@ -62,11 +62,11 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
     turn = whole.turn
     teacher: Logprobs | None = None
     if score is not None and score.teacher_version != UNSCORED:
-        teacher = score.teacher_logprobs
+        teacher = _fitting(score.teacher_logprobs, len(turn.response_ids))
     length = len(turn.response_ids)
     unknown = np.full(length, np.nan, dtype=np.float32)
     sample = whole.samples[-1] if whole.samples else None
-    trained = unknown if sample is None else sample.advantages
+    trained = unknown if sample is None else _fitting(sample.advantages, length)
     # Log-probs at a temperature other than the teacher's 1 cannot be subtracted from the teacher's.
     is_alike = turn.sampling.get("temperature") == 1.0
     gap = unknown if teacher is None or not is_alike else teacher - turn.rollout_logprobs
@@ -113,6 +113,11 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
 
 def _numbers(values: Logprobs) -> Numbers:
     return [None if math.isnan(value) else value for value in values.tolist()]
+
+
+def _fitting(values: Logprobs, length: int) -> Logprobs:
+    """The values [R], or as many NaN if what is stored does not fit the answer."""
+    return values if len(values) == length else np.full(length, np.nan, dtype=np.float32)
 
 
 def _versions(spans: Sequence[VersionSpan], length: int) -> Numbers:

@@ -37,8 +37,8 @@ router = APIRouter()
 
 Text = Annotated[str, Query(max_length=100)]
 
-_MOST_PROMPT = 20_000
-"""How many of a prompt's last characters are shown."""
+_MOST_PROMPT = 8_000
+"""How many of a prompt's last ids are shown as text. Decoding does not let other threads run."""
 _MOST_MESSAGES = 100
 """How many of a prompt's last messages are shown."""
 _AROUND = 60
@@ -145,7 +145,6 @@ def _turn(
     """All that is shown about a turn besides its tokens."""
     turn, decode = whole.turn, _decode(service)
     [facts] = session.turns
-    prompt = decode(turn.prompt_ids.tolist())
     sampling = {name: value for name, value in turn.sampling.items() if value is not None}
     return {
         **explained(service, session, facts),
@@ -159,8 +158,8 @@ def _turn(
         "distribution_modified": turn.distribution_modified,
         "prompt_tokens": len(turn.prompt_ids),
         "response_tokens": len(turn.response_ids),
-        "prompt": prompt[-_MOST_PROMPT:],
-        "prompt_cut_characters": max(len(prompt) - _MOST_PROMPT, 0),
+        "prompt": decode(turn.prompt_ids[-_MOST_PROMPT:].tolist()),
+        "prompt_cut_tokens": max(len(turn.prompt_ids) - _MOST_PROMPT, 0),
         "earlier_messages": max(len(turn.messages) - _MOST_MESSAGES, 0),
         "messages": [shown_message(one) for one in turn.messages[-_MOST_MESSAGES:]],
         "tools": [_tool_name(one) for one in turn.tools],

@@ -7,6 +7,7 @@ users said, as they are stored: redacted.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from api_proxy.access.admission import count_refusal
 from api_proxy.access.callers import caller_of
 from api_proxy.errors import ApiError, invalid, store_unavailable
 from api_proxy.turns import TurnService
-from records.errors import StoreError
+from records.errors import StoreCorrupt, StoreError, StoreSchemaError, UnknownTurn
 from records.hints.texts import measuring_texts
 from records.hints.types import Hint, HintStatus
 
@@ -24,6 +25,16 @@ router = APIRouter()
 T = TypeVar("T")
 
 _MOST = 100
+READ_S = 5.0
+"""How long a person, or who reads for one, waits for the store."""
+_SLOW = (
+    "The store did not answer in time: another program may hold its lock, or be migrating it. "
+    "Please try again."
+)
+_UNSURE = (
+    "The store did not confirm the change in time: another program may hold its lock. The change "
+    "may have been made or not; look again before you repeat it."
+)
 
 
 @router.get("/v1/hints")
@@ -112,7 +123,7 @@ async def delete(request: Request, hint_id: str) -> dict[str, Any]:
     """Delete a hint; the reply names the versions of the policy that trained on it."""
     service: TurnService = request.app.state.service
     try:
-        gone = await answered(
+        gone = await committed(
             service, service.deps.store.delete_hint(hint_id, scope=scope_of(request))
         )
         if gone is None:
@@ -171,11 +182,44 @@ def status_of(name: str | None) -> HintStatus | None:
 
 
 async def answered(service: TurnService, asked: Awaitable[T]) -> T:
-    """What the store answers. Raises ApiError 503 if it does not."""
+    """What the store answers to a reading. Raises ApiError 503 if it does not answer in READ_S, or
+    has another schema, and 500 if what is stored is damaged.
+    """
     try:
-        return await asked
+        async with asyncio.timeout(READ_S):
+            return await asked
+    except TimeoutError:
+        raise store_unavailable(service.config.retry_after_s, _SLOW) from None
     except StoreError as error:
-        raise store_unavailable(service.config.retry_after_s) from error
+        raise store_refusal(service, error) from error
+
+
+async def committed(service: TurnService, change: Awaitable[T]) -> T:
+    """What the store says once a change is committed. Raises as `answered`; after READ_S, the
+    change may have been made or not.
+    """
+    try:
+        async with asyncio.timeout(READ_S):
+            return await change
+    except TimeoutError:
+        raise store_unavailable(service.config.retry_after_s, _UNSURE) from None
+    except StoreError as error:
+        raise store_refusal(service, error) from error
+
+
+def store_refusal(service: TurnService, error: StoreError) -> ApiError:
+    """What is said to somebody who asked for something that the store cannot give."""
+    if isinstance(error, StoreSchemaError):
+        return ApiError(503, f"The store: {error}.", kind="server_error", code="store_schema")
+    if isinstance(error, StoreCorrupt | UnknownTurn):
+        return ApiError(
+            500,
+            f"What is stored of it is incomplete or damaged ({error}). `opd records verify` lists "
+            "what is; a backup may have it whole.",
+            kind="server_error",
+            code="record_damaged",
+        )
+    return store_unavailable(service.config.retry_after_s)
 
 
 def unknown_hint(hint_id: str) -> ApiError:

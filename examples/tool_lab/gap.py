@@ -18,7 +18,7 @@ import torch
 
 from examples.tool_lab.cases import hinted_pair
 from examples.tool_lab.local_generate import LocalGenerator
-from opd.evaluation.gap import HintedCase
+from opd.evaluation.gap import HintedCase, gap_of
 from opd.evaluation.gap import measure_gap as teacher_gap
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.publishing.merged import MergedFolders
@@ -42,14 +42,18 @@ def measure_gap(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         responses = generator.sample_ids(plain, temperature=1.0)
-    found = teacher_gap(
-        student,
-        teacher,
-        [
-            HintedCase(prompt_ids=prompt, hinted_prompt_ids=with_hint, response_ids=response)
-            for prompt, with_hint, response in zip(plain, hinted, responses, strict=True)
-        ],
-    )
+    asked = [
+        HintedCase(
+            session=str(number),
+            prompt_ids=prompt,
+            hinted_prompt_ids=with_hint,
+            response_ids=response,
+        )
+        for number, (prompt, with_hint, response) in enumerate(
+            zip(plain, hinted, responses, strict=True)
+        )
+    ]
+    found = gap_of(teacher_gap(student, teacher, asked))
     return {"reverse_kl": found.reverse_kl, "forward_kl": found.forward_kl}
 
 

@@ -35,6 +35,12 @@ from rollout_bridge.rendering.rendering import Rendering
 
 OBJECTIONS = ("declined", "corrected")
 """Reactions with which a user objects to a violated preference."""
+_SKILLS = {
+    "valid_calls": "tool calls are valid",
+    "copied_entities": "names and numbers of the request are in the call",
+    "facts_in_answers": "the tool's facts are in the answer",
+    "other_preferences": "what nobody objects to stays as it was",
+}
 
 
 async def build_summary(
@@ -251,9 +257,19 @@ def _verdict_rows(
 ) -> list[tuple[str, str, str, str]]:
     """More is better for every rate of the lab."""
     return [
-        line(name, of_rate(before[name]), of_rate(after[name]), more_is_better=True)
+        line(_in_words(name), of_rate(before[name]), of_rate(after[name]), more_is_better=True)
         for name in before
     ]
+
+
+def _in_words(name: str) -> str:
+    """What a rate is the share of."""
+    group, _, kind = name.partition("_")
+    if kind not in PREFERENCES:
+        return _SKILLS[name]
+    wish = PREFERENCES[kind]
+    said = f"“{wish.hints[wish.alternative][0]}”"
+    return f"unasked: {said}" if group == "success" else f"openly asked for the opposite of {said}"
 
 
 def _gap_rows(gap: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -264,7 +280,7 @@ def _gap_rows(gap: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         said = "none to close" if fall is None else f"closed by {fall:.0%}"
         rows.append(
             (
-                f"gap to the hinted teacher: {name}",
+                f"gap to the hinted teacher, nats per token ({name.replace('_', ' ')})",
                 f"{value:.3f}",
                 f"{gap['after'][name]:.3f}",
                 said,

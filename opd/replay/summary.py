@@ -8,14 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from opd.evaluation.gap import Gap
+from opd.evaluation.gap import CaseGap, change_of, gap_of
 from opd.rehearsal.reported import learning_tables
+from opd.rehearsal.saying import MOST_HINTS
 from opd.replay.modes import ReplayMode
+from opd.replay.story import first_hints, gap_rows, replay_story
 from opd.replay.taking_in import ImportReport
 from opd.report.curves import metric_rows, training_curves
 from opd.report.health import health_tables
 from opd.report.page import write_report
 from opd.report.run_report import EXAMPLES, example_turns
+from opd.report.story import before_and_after, model_name
 from records.names import TurnState
 from records.reading.replay_status import ReplayStatus
 from records.store import Store
@@ -41,7 +44,7 @@ def build_summary(
     imported: ImportReport,
     status: ReplayStatus,
     num_updates: int,
-    gaps: dict[str, dict[str, Gap]],
+    gaps: dict[str, dict[str, list[CaseGap]]],
     timings: dict[str, float],
 ) -> dict[str, Any]:
     """All counts of a replay; what was not measured is absent, and a share of nothing is None."""
@@ -69,7 +72,13 @@ def build_summary(
         "tokens_scored": status.scored_tokens,
         "updates": num_updates,
         "gap": {
-            name: {when: asdict(gap) for when, gap in found.items()} for name, found in gaps.items()
+            name: {when: asdict(gap_of(cases)) for when, cases in found.items()}
+            for name, found in gaps.items()
+        },
+        "gap_change": {
+            name: asdict(change_of(found["before"], found["after"]))
+            for name, found in gaps.items()
+            if "after" in found
         },
         "note": STAND_IN if num_updates and _trains_on_recorded(mode, status) else None,
         "seconds": timings,
@@ -186,7 +195,8 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
     text = json.dumps(summary, indent=2, ensure_ascii=False)
     (folder / SUMMARY_FILE).write_text(text + "\n", encoding="utf-8")
     turns, imported = summary["turns"], summary["import"]
-    tables = [
+    hints = await store.recorded_hints(HINTS_SHOWN)
+    details = [
         ("Turns by state", ("state", "turns"), _rows(turns["states"])),
         ("Turns dropped, by reason", ("reason", "turns"), _rows(turns["dropped"])),
         (
@@ -202,14 +212,6 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             ("turns", "reverse KL", "forward KL"),
             _gap_rows(summary),
         ),
-        (
-            f"The first hints, at most {HINTS_SHOWN}",
-            ("session", "message", "hint"),
-            [
-                (one.session_name, str(one.position), one.hint)
-                for one in await store.recorded_hints(HINTS_SHOWN)
-            ],
-        ),
         *(await learning_tables(store, folder) if "learning" in summary else []),
         *health_tables(metric_rows(folder)),
         ("Seconds", ("stage", "s"), [(k, f"{v:.1f}") for k, v in summary["seconds"].items()]),
@@ -217,7 +219,8 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
     path = folder / "report.html"
     write_report(
         path,
-        title=f"Replay ({summary['mode']}) with {summary['model']}",
+        title=f"Replay ({summary['mode']}) with {model_name(summary['model'])}",
+        story=replay_story(summary, hints),
         facts=[
             ("sessions", str(imported["sessions"])),
             ("turns", str(turns["recorded"])),
@@ -225,7 +228,11 @@ async def save(folder: Path, summary: dict[str, Any], store: Store, rendering: R
             ("accepted", str(turns["accepted"])),
             *_learned(summary),
         ],
-        tables=[table for table in tables if table[2]],
+        tables=[
+            *before_and_after(folder, await store.hints(limit=MOST_HINTS), gap_rows(summary)),
+            *first_hints(hints),
+        ],
+        details=[table for table in details if table[2]],
         curves=training_curves(folder) if summary["updates"] else [],
         examples=(
             None

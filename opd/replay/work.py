@@ -42,7 +42,7 @@ from rollout_bridge.stop_order import read_stop
 from trainer.errors import StartupError
 
 if TYPE_CHECKING:
-    from opd.evaluation.gap import Gap, HintedCase
+    from opd.evaluation.gap import CaseGap, HintedCase
 
 GAP_TURNS = 32
 """Most held-out turns, and most trained ones, on which the gap is measured."""
@@ -306,7 +306,9 @@ class _Replay:
             return True
         return self._rehearses and (await _num_in_practice(store))[0] > 0
 
-    async def _gaps(self, store: Store, shown: ReplayProgress) -> dict[str, dict[str, Gap]]:
+    async def _gaps(
+        self, store: Store, shown: ReplayProgress
+    ) -> dict[str, dict[str, list[CaseGap]]]:
         """The gaps on held-out and on trained turns, of the start weights and the newest."""
         begun = time.monotonic()
         latest = await store.latest_version()
@@ -318,7 +320,7 @@ class _Replay:
             "trained": await gap_cases(store, await store.trained_recordings()),
         }
         shown.measuring(len(weights) * sum(map(len, groups.values())))
-        gaps: dict[str, dict[str, Gap]] = {}
+        gaps: dict[str, dict[str, list[CaseGap]]] = {}
         for name, cases in groups.items():
             if not cases:
                 continue
@@ -332,7 +334,9 @@ class _Replay:
     def _say(self, markup: str) -> None:
         self._console.print(markup, soft_wrap=True, highlight=False)
 
-    async def _gap(self, student: str, cases: Sequence[HintedCase], shown: ReplayProgress) -> Gap:
+    async def _gap(
+        self, student: str, cases: Sequence[HintedCase], shown: ReplayProgress
+    ) -> list[CaseGap]:
         from opd.evaluation.gap import measure_gap
 
         is_stopped = threading.Event()
@@ -404,12 +408,15 @@ async def gap_cases(store: Store, turn_ids: Sequence[str]) -> list[HintedCase]:
         score = await store.score_of(turn_id)
         if score is None:
             continue
-        prompt_ids, response_ids = await store.turn_tokens(turn_id)
+        turn = await store.turn(turn_id)
+        if turn is None or not len(turn.response_ids):
+            continue
         cases.append(
             HintedCase(
-                prompt_ids=prompt_ids,
+                session=turn.session_id,
+                prompt_ids=turn.prompt_ids,
                 hinted_prompt_ids=score.hinted_prompt_ids,
-                response_ids=response_ids,
+                response_ids=turn.response_ids,
             )
         )
     return cases

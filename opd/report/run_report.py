@@ -77,7 +77,7 @@ async def example_turns(store: Store, rendering: Rendering, limit: int) -> list[
     found = await store.example_turns(limit, one_per_version=True)
     return [
         ReportExample(
-            title=f"Turn {example.turn.turn_id}, trained in version {example.version}",
+            title=f"Version {example.version} trained on turn {example.turn.turn_id}",
             prompt="\n".join(message_text(message) for message in example.turn.messages),
             next_state="\n".join(message_text(message) for message in example.turn.next_state),
             hint=example.score.hint or "(none: the teacher saw the original prompt)",

@@ -25,29 +25,40 @@ _CHARS = 120
 
 Measured = tuple[float, float, float]
 """A value and its 95% interval."""
+Row = tuple[str, str, str, str]
+"""What was measured, before, after, and the verdict."""
 
 
 async def story(folder: Path, store: Store, steps: Sequence[Mapping[str, Any]]) -> list[str]:
     """What ran, what users wished, what was trained; `steps` are the rows of metrics.jsonl."""
     counts, latest = await store.counts(), await store.latest_version()
-    _, accepted = await store.num_judged()
+    judged, accepted = await store.num_judged()
     hints = await store.hints(limit=1)
     words = await store.newest_words([one.hint_id for one in hints])
+    kept = sum((await store.hint_counts()).values())
     trained = [row for row in steps if row.get("skipped") is None]
-    asked = f"{sum(counts.values())} requests were answered by {_model(folder)}{_when(trained)}."
+    sessions = counted(await store.num_sessions(), "session")
     return [
-        f"{asked} In what followed the answers, the judge found {accepted} that should have been "
-        "different, and wrote a hint for each.",
+        f"{counted(sum(counts.values()), 'request')} in {sessions} of users were answered by "
+        f"{_model(folder)}{_when(trained)}.",
+        f"The judge read what followed {counted(judged, 'answer')}. {accepted} times it found an "
+        "objection (what the answer should have been), and wrote it down as a hint"
+        + (f"; the memory keeps {counted(kept, 'different hint')}." if kept else "."),
         *(_newest(one, words.get(one.hint_id)) for one in hints),
-        f"{len(trained)} steps trained {counts[TurnState.TRAINED]} of these turns, and lessons of "
-        f"the hints. The newest version is {0 if latest is None else latest.version}.",
+        f"{counted(len(trained), 'step')} trained {counts[TurnState.TRAINED]} of these turns, and "
+        f"lessons of the hints. The newest version is {0 if latest is None else latest.version}.",
         *_stopped(folder),
     ]
 
 
+def counted(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _newest(hint: Hint, words: str | None) -> str:
-    said = "" if words is None else f", which came from a user who wrote “{_short(words)}”"
-    return f"The newest hint is “{_short(hint.text)}”{said}."
+    said = "" if words is None else f" It came from these words after an answer: “{short(words)}”"
+    return f"The newest hint is “{short(hint.text)}”.{said}"
 
 
 def _stopped(folder: Path) -> Iterator[str]:
@@ -59,7 +70,12 @@ def _model(folder: Path) -> str:
     path = folder / CONFIG_FILE
     if not path.is_file():
         return "the policy"
-    return str(tomllib.loads(path.read_text(encoding="utf-8"))["model"])
+    return model_name(str(tomllib.loads(path.read_text(encoding="utf-8"))["model"]))
+
+
+def model_name(model: str) -> str:
+    """A hub id, or the last two parts of a folder's path."""
+    return "/".join(Path(model).parts[-2:])
 
 
 def _when(trained: Sequence[Mapping[str, Any]]) -> str:
@@ -72,13 +88,13 @@ def _when(trained: Sequence[Mapping[str, Any]]) -> str:
     return f"; the first step ended at {first}, the last at {last} (UTC)"
 
 
-def before_and_after(folder: Path, hints: Sequence[Hint]) -> list[Table]:
-    """The first and the last measurement of each thing that was measured twice, with a verdict; no
-    table without any.
+def before_and_after(folder: Path, hints: Sequence[Hint], first: Sequence[Row] = ()) -> list[Table]:
+    """The first and the last measurement of each thing that was measured twice, with a verdict,
+    below the rows `first`; no table without any.
     """
     rows, checks = read_rows(folder), read_checks(folder)
     texts = {one.hint_id: one.text for one in hints}
-    lines = [*_objections(rows), *_gaps(rows, texts), *_obedience(rows)]
+    lines = [*first, *_objections(rows), *_gaps(rows, texts), *_obedience(rows)]
     if len(checks) > 1 and checks[0].asked and checks[-1].asked:
         rates = [Rate(hits=one.passed, count=one.asked) for one in (checks[0], checks[-1])]
         lines.append(
@@ -89,10 +105,22 @@ def before_and_after(folder: Path, hints: Sequence[Hint]) -> list[Table]:
 
 
 def line(
-    name: str, before: Measured | None, after: Measured | None, *, more_is_better: bool
-) -> tuple[str, str, str, str]:
-    """A row of the table."""
-    return name, _shown(before), _shown(after), verdict(before, after, more_is_better)
+    name: str,
+    before: Measured | None,
+    after: Measured | None,
+    *,
+    more_is_better: bool,
+    change: Measured | None = None,
+) -> Row:
+    """A row of the table. `change`: by how much it rose, if both were measured on the same things:
+    it decides, since how they differ from each other does not widen its interval.
+    """
+    if change is None:
+        return name, _shown(before), _shown(after), verdict(before, after, more_is_better)
+    said = verdict((0.0, 0.0, 0.0), change, more_is_better)
+    value, low, high = change
+    by = f"{said} (change {value:+.4f} [{low:+.4f}, {high:+.4f}])"
+    return name, _shown(before), _shown(after), by
 
 
 def verdict(before: Measured | None, after: Measured | None, more_is_better: bool) -> str:
@@ -111,7 +139,7 @@ def of_rate(rate: Rate) -> Measured:
     return (rate.value, *rate.interval)
 
 
-def _objections(rows: Sequence[VersionRow]) -> Iterator[tuple[str, str, str, str]]:
+def _objections(rows: Sequence[VersionRow]) -> Iterator[Row]:
     """Per turn: up to the first measured version, and since the one before the last."""
     if len(rows) < 2:
         return
@@ -125,9 +153,7 @@ def _objections(rows: Sequence[VersionRow]) -> Iterator[tuple[str, str, str, str
         yield line("share of turns that users object to", *rates, more_is_better=False)
 
 
-def _gaps(
-    rows: Sequence[VersionRow], texts: Mapping[str, str]
-) -> Iterator[tuple[str, str, str, str]]:
+def _gaps(rows: Sequence[VersionRow], texts: Mapping[str, str]) -> Iterator[Row]:
     """Of the hints that were measured last, in nats per token."""
     found: dict[str, list[GapRow]] = {}
     for row in rows:
@@ -137,11 +163,11 @@ def _gaps(
     latest = [one.hint_id for row in reversed(rows) for one in row.hints]
     for hint_id in [one for one in dict.fromkeys(latest) if len(found.get(one, ())) > 1][:_HINTS]:
         gaps = [(one.value, one.low, one.high) for one in (found[hint_id][0], found[hint_id][-1])]
-        name = f"gap to the teacher that reads “{_short(texts.get(hint_id, hint_id))}”"
+        name = f"gap to the teacher that reads “{short(texts.get(hint_id, hint_id))}”"
         yield line(name, *gaps, more_is_better=False)
 
 
-def _obedience(rows: Sequence[VersionRow]) -> Iterator[tuple[str, str, str, str]]:
+def _obedience(rows: Sequence[VersionRow]) -> Iterator[Row]:
     """The start's rate has no interval of its own; the floor decides."""
     pooled = rows[-1].pooled if rows else None
     if pooled is not None:
@@ -162,6 +188,7 @@ def _shown(measured: Measured | None) -> str:
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """On one line, at most 120 characters."""
     words = " ".join(text.split())
     return words if len(words) <= _CHARS else f"{words[: _CHARS - 3]}..."

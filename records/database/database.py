@@ -246,6 +246,13 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, OSError)
 
 
+def is_of_schema(error: BaseException) -> bool:
+    """Whether a table or a column is not there."""
+    if isinstance(error, DBAPIError) and isinstance(error.orig, sqlite3.Error):
+        return str(error.orig).startswith(("no such table", "no such column"))
+    return _sqlstate(error) in ("42P01", "42703")
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether the same transaction may succeed when it is tried again."""
     return is_busy(error) or is_conflict(error) or is_gone(error)

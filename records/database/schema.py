@@ -37,6 +37,21 @@ def migrate_op(connection: Connection) -> None:
     _upgrade(connection)
 
 
+def problem_of(connection: Connection, error: Exception) -> Exception:
+    """`error`, or that the database's schema is not this program's, if that explains it."""
+    revision = current_revision(connection)
+    if revision == HEAD:
+        return error
+    try:
+        check_revision(revision)
+    except StoreSchemaError as newer:
+        return newer
+    return StoreSchemaError(
+        f"the database has schema {revision!r}, older than {HEAD!r}, which this program needs: a "
+        "migration is pending; restart the run, which migrates it when it starts"
+    )
+
+
 def check_revision(revision: str | None) -> None:
     """Raise StoreSchemaError for a schema from a newer program."""
     if revision is not None and revision not in KNOWN:

@@ -204,7 +204,9 @@ def _listed(row: Row[Any], turns: Sequence[Any]) -> ListedSession:
 
 
 def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
-    """What is new in each of these turns; at most MOST_MESSAGES of a turn."""
+    """What is new in each of these turns; at most MOST_MESSAGES of a turn. Those whose messages are
+    gone are left out.
+    """
     found: dict[str, Said] = {}
     for part in chunks(turn_ids):
         turns = connection.execute(
@@ -232,12 +234,14 @@ def said(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Said]:
             while node is not None and node.node_id != stop and len(messages) < MOST_MESSAGES:
                 messages.append(node.body)
                 node = nodes.get(node.parent_id or "")
-            prompt = nodes[one.prompt_node_id]
+            prompt, response = nodes.get(one.prompt_node_id), nodes.get(one.response_node_id)
+            if prompt is None or response is None:
+                continue
             found[one.turn_id] = Said(
                 parent_turn_id=one.parent_turn_id,
                 messages=tuple(reversed(messages)),
                 num_earlier=prompt.depth + 1 - len(messages),
-                response=nodes[one.response_node_id].body,
+                response=response.body,
             )
     return found
 

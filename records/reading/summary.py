@@ -112,6 +112,11 @@ def judged_share(connection: Connection) -> float | None:
     return judged / (judged + let_go)
 
 
+def num_sessions(connection: Connection) -> int:
+    """Number of sessions. Their keys are counted: not for what is asked often."""
+    return connection.scalar(select(func.count()).select_from(SessionRow)) or 0
+
+
 def num_judged(connection: Connection) -> tuple[int, int]:
     """Number of turns with a verdict, and number of those whose verdict has a hint."""
     verdicts = totals(connection).get("verdict", Total())

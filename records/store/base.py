@@ -14,10 +14,10 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from records.config import StoreConfig
-from records.database.database import is_transient, readers, write_transactions
+from records.database.database import is_of_schema, is_transient, readers, write_transactions
 from records.database.opening import check_file, name_of, unavailable
 from records.database.private_files import private_database
-from records.database.schema import migrate_op
+from records.database.schema import migrate_op, problem_of
 from records.database.writer import GroupWriter, as_store_error
 from records.errors import StoreSchemaError, StoreUnavailable
 from records.lessons.names import LessonState
@@ -160,11 +160,18 @@ class StoreBase:
     async def read(
         self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a query on its own connection: twice, if that connection turns out to be dead."""
+        """Run a query on its own connection: twice, if that connection turns out to be dead.
+
+        Raises what the query raises, StoreUnavailable, and StoreSchemaError if the schema is no
+        longer this program's.
+        """
         for attempt in range(_READ_ATTEMPTS):
             try:
                 return await self.readers.run(lambda connection: query(connection, *args, **kwargs))
             except (SQLAlchemyError, OSError) as error:
+                if is_of_schema(error):
+                    told = await self.readers.run(lambda one, told=error: problem_of(one, told))
+                    raise as_store_error(told) from error
                 # A pooled connection may have died since its last use; a second one is new.
                 if not is_transient(error) or attempt + 1 == _READ_ATTEMPTS:
                     raise as_store_error(error) from error

@@ -50,6 +50,10 @@ class InspectionStore(StoreBase):
         """
         return await self.read(summary.judged_share)
 
+    async def num_sessions(self) -> int:
+        """Number of sessions, counted anew."""
+        return await self.read(summary.num_sessions)
+
     async def num_judged(self) -> tuple[int, int]:
         """Number of judged turns, and number of those for which the judge accepted a hint."""
         return await self.read(summary.num_judged)

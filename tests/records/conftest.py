@@ -48,6 +48,11 @@ async def _execute(statement: str, database: str = "test") -> None:
         await connection.close()
 
 
+def empty(url: str) -> None:
+    """Delete all rows of a PostgreSQL store."""
+    asyncio.run(_execute(_EMPTY, make_url(url).database or ""))
+
+
 @contextmanager
 def new_database() -> Iterator[str]:
     """The URL of an empty database that is dropped afterwards; skips the test without a server."""
@@ -80,7 +85,7 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConf
         return
     url = request.getfixturevalue("server_url")
     yield StoreConfig(url=url)
-    asyncio.run(_execute(_EMPTY, make_url(url).database or ""))
+    empty(url)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

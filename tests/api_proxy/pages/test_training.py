@@ -157,3 +157,18 @@ def test_names_stay_text(text: str) -> None:
     assert_harmless(
         svg(Curve(title=text, unit=text, steps=[1], series={text: [1.0]}, marks={text: 2.0}))
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0.000319, 0.184], ["0", "0.05", "0.1", "0.15", "0.2"]),
+        ([0.0, 0.0], ["0", "0.5", "1"]),
+        ([1.0, 1.000001], ["0.9", "0.95", "1", "1.05", "1.1"]),
+        ([-3.0, 7.0], ["-5", "0", "5", "10"]),
+        ([5.94e-06, 7.08e-06], ["5.5e-06", "6e-06", "6.5e-06", "7e-06", "7.5e-06"]),
+    ],
+)
+def test_axes_have_round_numbers(values: list[float], expected: list[str]) -> None:
+    drawn = svg(Curve(title="t", unit="", steps=[1, 2], series={"a": values}))
+    assert re.findall(r'text-anchor="end">([^<]*)</text>', drawn)[:-1] == expected

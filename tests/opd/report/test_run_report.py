@@ -63,8 +63,9 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     assert page.count("<svg") == 4, "curves without a value are left out"
     for title in ("Loss", "Ratios", "Clipped tokens", "Mean importance weight"):
         assert f"<figcaption>{title}</figcaption>" in page
-    assert "2 requests were answered by the policy; the first step ended at 2001-09-09" in page
-    assert "1 steps trained 0 of these turns" in page
+    assert "2 requests in 1 session of users were answered by the policy; the first step" in page
+    assert "The judge read what followed 2 answers. 2 times it found an objection" in page
+    assert "1 step trained 0 of these turns" in page
     assert "Before and after" not in page
     assert "Health warnings" not in page
     assert "No turn was trained" in page
@@ -115,7 +116,10 @@ async def test_the_summary_tells_hints_and_what_was_measured(tmp_path):
         await objected(store, "use Celsius")
         path = await write_run_report(tmp_path, "Learns", store, Letters())  # type: ignore[arg-type]
     page = path.read_text()
-    assert "The newest hint is “use Celsius”, which came from a user who wrote “I wanted" in page
+    assert (
+        "The newest hint is “use Celsius”. It came from these words after an answer: “I wanted"
+        in page
+    )
     assert "Training has stopped: obedience fell" in page
     assert page.index("Training has stopped") < page.index("<table"), "the story comes first"
     assert "Hints, by status and why they are not practised" in page
