@@ -35,10 +35,7 @@ from trainer.calibration.calibrate_run import calibrate_run
 from trainer.calibration.first_batch import rate_warning
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.restore import (
-    in_thread,
-    restore,
-)
+from trainer.checkpoints.restore import in_thread, restore
 from trainer.config import TrainerConfig
 from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError
@@ -86,9 +83,7 @@ class EmbeddedTrainer:
         guarded: bool,
         teachers: NamedScorers | None,
     ):
-        self.store = store
-        self.config = config
-        self.run_folder = run_folder
+        self.store, self.config, self.run_folder = store, config, run_folder
         self.checkpoints = checkpoints
         self.updater = updater
         self.owner = owner
@@ -107,8 +102,7 @@ class EmbeddedTrainer:
             thread=thread,
             check=check,
         )
-        self._engines = engines
-        self._thread = thread
+        self._engines, self._thread = engines, thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard, wandb=config.wandb)
         size = config.turns_per_step(with_lessons=rehearsal is not None)
         self._holds = Holds(
@@ -368,9 +362,7 @@ class EmbeddedTrainer:
         )
 
     async def _end_hold(self) -> VoteSummary:
-        """Generation resumes if the step's weights are served, not while they are staged; what
-        missed the batch expires. Returns the votes so far.
-        """
+        """Generation resumes, unless the version is staged. Returns the votes so far."""
         if not await self._versions.served.awaits_check(self.manifest):
             self._holds.step_ended(self.version)
         if self.config.holds_generation:
@@ -410,9 +402,7 @@ class EmbeddedTrainer:
             await self._leasing.drop(sample, report.untrained.get(index, report.skipped))
 
     def _counters(self) -> dict[str, int]:
-        """Engines that do not serve what they are to serve now; the rest since this process
-        began.
-        """
+        """Engines that do not serve what they are to now; the rest since this process began."""
         return {
             "guard/engines_behind": self._versions.num_behind,
             "guard/merged_for_engines": int(self._publication.is_fallback),
