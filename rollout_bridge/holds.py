@@ -39,7 +39,8 @@ class Holds:
         self, store: Store, rules: HoldRules, folder: Path, *, batch_size: int, version: int
     ) -> None:
         self._store, self._rules, self._batch_size = store, rules, batch_size
-        self._version = version
+        self.version = version
+        """The newest one that was served when generation last resumed."""
         self._stop_file = folder / STOP_FILE
         self._file = HoldWriter(folder)
         self._order: HoldOrder | None = None
@@ -54,7 +55,7 @@ class Holds:
     def batch_is_full(self) -> None:
         """A batch is full."""
         if self._rules.schedule == "sync":
-            self._begin(f"a batch of version {self._version} is full (trainer.schedule sync)")
+            self._begin(f"a batch of version {self.version} is full (trainer.schedule sync)")
 
     def step_begins(self) -> None:
         """A batch is leased."""
@@ -68,7 +69,7 @@ class Holds:
     def step_ended(self, version: int) -> None:
         """The step's weights, of `version`, are served; or it made none."""
         self._is_stepping = self._gave_up = False
-        self._version = version
+        self.version = version
         if self._rules.schedule == "sync":
             self._end("served")
 
@@ -135,7 +136,7 @@ class Holds:
             return
         now = time.time()
         self._order = HoldOrder(
-            version=self._version, why=why, since=now, until=now + self._rules.max_hold_s
+            version=self.version, why=why, since=now, until=now + self._rules.max_hold_s
         )
         self._file.write(self._order)
         logger.info("generation is held: %s", why)

@@ -26,6 +26,7 @@ from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.guard.waiting import LAST_CHECK_S
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import read_stop, why_stopped
 from trainer.errors import StartupError
@@ -68,6 +69,8 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         for warning in processes.calibration_warnings():
             console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
         state = await _learn(console, config, lab, store, processes, timings)
+        if config.guard.is_on:
+            await _last_check(engine, store, folder)
         await processes.supervisor.stop("proxy", "judge", "trainer")
         version = await _served_version(engine, store, folder)
         after = await _measure(console, "after", engine, rendering, lab, timings)
@@ -78,6 +81,17 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         await save_results(folder, summary, store, rendering, before, after, said)
     print_results(console, summary, before, after, folder)
     return summary
+
+
+async def _last_check(engine: EngineClient, store: Store, folder: Path) -> None:
+    """Wait until the newest version is served, which needs its check, or training stops."""
+    until = time.monotonic() + LAST_CHECK_S
+    while time.monotonic() < until and read_stop(folder) is None:
+        latest = await store.latest_version()
+        served = (await engine.model_info()).weight_version
+        if served == str(0 if latest is None else latest.version):
+            return
+        await asyncio.sleep(1.0)
 
 
 async def _served_version(engine: EngineClient, store: Store, folder: Path) -> int:

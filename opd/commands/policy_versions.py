@@ -7,7 +7,7 @@ trainer or the launch follows; it changes no checkpoint itself.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,8 @@ from opd.cluster.going_back import back_to, newest_chain
 from opd.report.curves import metric_rows
 from opd.run import config as run_config
 from opd.run.config import RunConfig
-from rollout_bridge.guard.checks import Checked, read_checks
+from rollout_bridge.engine.served import StagedFirst
+from rollout_bridge.guard.checks import Checked, never_served, read_checks
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.rehearsal.journal import read_rows
 from rollout_bridge.slime.saved import saved_rollouts
@@ -53,19 +54,28 @@ class _Link:
 
 def list_versions(config_file: Path) -> str:
     """A line per version, oldest first: step, when, turns, lessons, weights, what became of it."""
-    chain = _chain(config_file)
-    gone = withdrawn(chain)
+    chain, folder = _chain(config_file), config_file.parent
+    gone, refused = withdrawn(chain), never_served(read_checks(folder))
     lines = [f"{'version':>7} {'step':>5}  {'when':16} {'turns':>5} {'lessons':>7}  weights  "]
     for link in chain:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(link.created_at))
         notes = [f"restores version {link.restores}"] if link.restores is not None else []
-        notes += ["withdrawn"] if link.version in gone else []
+        notes += _fate(folder, link.version, gone, refused)
         notes += ["newest"] if link is chain[-1] else []
         lines.append(
             f"{link.version:>7} {link.step:>5}  {when} {len(link.turn_ids):>5} "
             f"{len(link.lesson_ids):>7}  {link.weights:7}  {', '.join(notes)}".rstrip()
         )
     return "\n".join([lines[0].rstrip(), *lines[1:]])
+
+
+def _fate(folder: Path, version: int, gone: Set[int], refused: Set[int]) -> list[str]:
+    """What became of a version, if it is not simply served."""
+    if version in refused:
+        return ["not published"]
+    if version in gone:
+        return ["withdrawn"]
+    return ["waits for its check"] if StagedFirst(folder).is_unserved(version) else []
 
 
 def roll_back(config_file: Path, version: int) -> str:
@@ -154,7 +164,8 @@ def show(config_file: Path, version: int) -> str:
         ("weights", link.weights),
     ]
     facts += [("restores", link.restores)] if link.restores is not None else []
-    facts += [("withdrawn", "yes")] if version in withdrawn(chain) else []
+    refused = never_served(read_checks(folder))
+    facts += [(one, "yes") for one in _fate(folder, version, withdrawn(chain), refused)]
     facts += _measured(folder, version)
     return "\n".join(f"{name:<24}{value}" for name, value in facts)
 

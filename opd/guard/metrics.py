@@ -15,12 +15,21 @@ class GuardMetrics:
         self.withdrawn = Counter(
             "guard_withdrawn", "Versions that the guard withdrew.", registry=self.registry
         )
+        self.not_published = Counter(
+            "guard_not_published",
+            "Versions that failed before any agent was answered by them.",
+            registry=self.registry,
+        )
         self._values = Gauge(
             "guard_check",
             "Results of the version that was checked last on the canaries, by figure.",
             ["of"],
             registry=self.registry,
         )
+
+    def count_failed(self, row: Checked) -> None:
+        """Count a version that failed."""
+        (self.not_published if row.staged else self.withdrawn).inc()
 
     def set(self, row: Checked) -> None:
         """Show this check."""

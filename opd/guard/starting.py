@@ -18,13 +18,16 @@ from opd.rehearsal.starting import Connections, desk_of, seats_of
 from opd.run.config import RunConfig
 from records.store import Store
 from records.types import TurnRecord
+from rollout_bridge.engine.served import StagedFirst
 from rollout_bridge.scoring.policy_scores import served_version
 
 
 def guard_worker(
     config: RunConfig, to: Connections, *, folder: Path, metrics: GuardMetrics
 ) -> GuardWorker:
-    """Create it; the caller keeps the connections open. Raises StartupError for bad canaries."""
+    """Create it; the caller keeps the connections open. It asks for the staged version of the run
+    in `folder`, if there is one. Raises StartupError for bad canaries.
+    """
     assert config.guard.canaries is not None
     sampler = partial(
         PolicySampler,
@@ -43,15 +46,16 @@ def guard_worker(
         judge=to.questions,
         timeout_s=config.guard.check_timeout_s,
     )
-    policy, start = sampler(to.policy), sampler(to.frozen)
+    to_check = to.policy.naming(StagedFirst(folder))
+    policy, start = sampler(to_check), sampler(to.frozen)
     return GuardWorker(
         asker,
         config.guard,
         policy=policy,
         start=start,
-        version=partial(served_version, to.policy),
+        version=partial(served_version, to_check),
         states=partial(_newest_states, to.store, config.guard.states),
-        scores=to.policy,
+        scores=to_check,
         gap=GapMeasurer(desk_of(config.scoring, to), policy, start),
         records=_Records(to.store, config.scoring.teacher),
         folder=folder,

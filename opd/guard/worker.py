@@ -1,8 +1,10 @@
 """The guard: sends each version the run's canaries, and orders a rollback if one is too bad.
 
-A version serves while it is checked, and the trainer takes no step from it until it has passed. One
-that fails is withdrawn: the trainer, or on a cluster the launch, publishes the newest version that
-passed again, as a new version, and training stops until somebody resumes it (`opd policy resume`).
+Where engines hold several adapters, a version is staged while it is checked, and serves nobody
+until it has passed. Elsewhere it serves meanwhile, and is withdrawn if it fails. Either way the
+trainer takes no step from it until it has passed. After one that failed, the trainer, or on a
+cluster the launch, publishes the newest version that passed, as a new version, and training stops
+until somebody resumes it (`opd policy resume`).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from opd.guard.metrics import GuardMetrics
 from opd.rehearsal.policy_sampler import PolicySampler
 from records.errors import StoreError
 from rollout_bridge.engine.errors import EngineError
+from rollout_bridge.engine.served import StagedFirst
 from rollout_bridge.guard.checks import Checked, Figures, add_check, read_checks
 from rollout_bridge.stop_order import StopOrder, read_stop, stop_and_serve
 from rollout_bridge.worker import ServiceUnavailable
@@ -44,9 +47,10 @@ class GuardRecords(Protocol):
 
 
 class GuardWorker:
-    """Checks versions one after another. `policy` samples from the serving version, `start` from
-    the frozen start model, both at temperature 1, and `scores` is the serving version again;
-    `version` asks which version serves, `states` which recorded requests are answered besides.
+    """Checks versions one after another. `policy` samples from the version to check, the staged
+    one or else the one that serves, `start` from the frozen start model, both at temperature 1, and
+    `scores` is the version to check again; `version` asks which it is, `states` which recorded
+    requests are answered besides.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class GuardWorker:
         folder: Path,
         metrics: GuardMetrics,
     ) -> None:
+        self._choice = StagedFirst(folder)
         self._asker, self._config, self._folder = asker, config, folder
         self._policy, self._start_model, self._version = policy, start, version
         self._states = states
@@ -75,7 +80,9 @@ class GuardWorker:
         self._good = read_last_good(folder)
         self._last = rows[-1] if rows else None
         # A cluster's launch restarts this process for each rollback.
-        metrics.withdrawn.inc(sum(bool(row.breaches) for row in rows))
+        for row in rows:
+            if row.breaches:
+                metrics.count_failed(row)
         if rows:
             metrics.set(rows[-1])
 
@@ -104,8 +111,8 @@ class GuardWorker:
             stopping.cancel()
 
     async def look(self) -> None:
-        """Check the serving version, if it was not. Raises EngineError, ServiceUnavailable,
-        StoreError.
+        """Check the staged or serving version, if it was not. Raises EngineError,
+        ServiceUnavailable, StoreError.
         """
         if self._start is None:
             self._start = await self._ask_start()
@@ -117,7 +124,8 @@ class GuardWorker:
         if await self._version() != version:
             return  # another version has sampled a part of it
         problems = breaches(self._config, self._start, asked.row)
-        found = asked.row.model_copy(update={"breaches": problems})
+        staged = self._choice.is_unserved(version)
+        found = asked.row.model_copy(update={"breaches": problems, "staged": staged})
         if problems:
             self._go_back(found, passed)
         else:
@@ -181,7 +189,7 @@ class GuardWorker:
         )
 
     def _is_due(self, version: int) -> bool:
-        """Whether the serving version must be checked. A failed one is checked again once somebody
+        """Whether this version must be checked. A failed one is checked again once somebody
         has removed the order to stop.
         """
         if version == START or version in self._passed:
@@ -217,9 +225,10 @@ class GuardWorker:
         only serves.
         """
         good = max((one for one in passed if one < found.version), default=START)
-        reason = f"the guard withdrew version {found.version}: {'; '.join(found.breaches)}"
-        logger.error("%s; version %d serves again", reason, good)
+        what = "did not publish" if found.staged else "withdrew"
+        reason = f"the guard {what} version {found.version}: {'; '.join(found.breaches)}"
+        logger.error("%s; version %d serves%s", reason, good, "" if found.staged else " again")
         stop_and_serve(self._folder, StopOrder(reason=reason, serve_version=good))
         if good != START:
             order_rollback(self._folder, good)
-        self._metrics.withdrawn.inc()
+        self._metrics.count_failed(found)

@@ -22,7 +22,7 @@ from opd.report.at_work import at_work
 from opd.run import config as run_config
 from opd.run.config import EngineConfig, RunConfig
 from rollout_bridge.engine.keys import ensure_key_file
-from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.engine.served import STAGED_FILE, ServedFile
 from trainer.model.heap import heap_environment
 from trainer.model.model_config import model_vocab_size
 
@@ -65,6 +65,7 @@ class Run:
         (self.folder / FINISH_FILE).unlink(missing_ok=True)
         # From engines that may be gone: the trainer writes anew what they serve.
         ServedFile(self.folder).remove()
+        ServedFile(self.folder, STAGED_FILE).remove()
         self.supervisor = Supervisor(self.folder / "logs")
         return self
 

@@ -43,7 +43,7 @@ class TrainerMetrics:
         self._tokens = Counter("trainer_tokens", "Tokens trained.", registry=self.registry)
         self._behind = Gauge(
             "trainer_engines_behind",
-            "Engines that do not serve the newest version. Alarm if it stays above 0.",
+            "Engines that do not serve what they are to serve. Alarm if it stays above 0.",
             registry=self.registry,
         )
 

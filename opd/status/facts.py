@@ -27,7 +27,7 @@ from records.names import DropReason, TurnState
 from records.reading.queues import QUEUES
 from records.reading.summary import VoteSummary
 from records.store import Store
-from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.engine.served import STAGED_FILE, ServedFile
 from rollout_bridge.guard.checks import Checked, last_check
 from rollout_bridge.rehearsal.figures import figures
 from rollout_bridge.stop_order import why_stopped
@@ -83,6 +83,8 @@ class Now:
     run: str
     served_version: int
     version_made_at: float | None
+    staged_version: int | None
+    """Loaded, and asked by the guard only; None: there is none."""
     turns_per_minute: float
     queues: dict[TurnState, Queue]
     finished: dict[TurnState, int]
@@ -168,12 +170,13 @@ def _of_folder(folder: Path) -> dict[str, Any]:
 async def _of_store(store: Store, folder: Path) -> dict[str, Any]:
     counts, latest = await store.counts(), await store.latest_version()
     version = 0 if latest is None else latest.version
-    served = ServedFile(folder).current()
+    served, staged = ServedFile(folder).current(), ServedFile(folder, STAGED_FILE).current()
     if served is not None:
         version = int(served.label)
     is_newest = latest is not None and latest.version == version
     return {
         "served_version": version,
+        "staged_version": None if staged is None else int(staged.label),
         "version_made_at": latest.created_at if latest is not None and is_newest else None,
         "turns_per_minute": await store.turns_within(RATE_OVER_S) * 60.0 / RATE_OVER_S,
         "queues": {
@@ -239,6 +242,7 @@ def as_values(now: Now) -> dict[str, Any]:
         "time": now.time,
         "run": now.run,
         "served_version": now.served_version,
+        "staged_version": now.staged_version,
         "version_age_s": None if now.version_made_at is None else now.time - now.version_made_at,
         "turns": now.figures.turns,
         "turns_per_minute": now.turns_per_minute,

@@ -46,6 +46,8 @@ def _head(now: Now) -> Iterator[str]:
     since = "" if made is None else f", {span(now.time - made)} old"
     where = now.endpoint.url if now.endpoint.ready is not None else "not serving"
     yield _row("version", f"{now.served_version}{since}; {where}")
+    if now.staged_version is not None:
+        yield _row("  staged", f"{now.staged_version}: serves nobody before it passes its check")
 
 
 def _traffic(now: Now) -> Iterator[str]:

@@ -84,6 +84,12 @@ class EngineClient:
         other.priority = priority
         return other
 
+    def naming(self, served: ServedSource) -> EngineClient:
+        """This client with another choice of adapters, on the same connections."""
+        other = copy.copy(self)
+        other.served = served
+        return other
+
     async def close(self) -> None:
         """Finish pending aborts and close the connections."""
         await self._http.close()

@@ -9,6 +9,8 @@ SGLang's `weight_version` (the base's) does not.
 
 Without the file, requests name no adapter and the engine's own label counts: it serves full or
 merged weights.
+
+    staged.json   the same about a version that is loaded but serves nobody: only the guard names it
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any, Protocol
 
 from rollout_bridge.engine.errors import EngineUnavailable
 
-SERVED_FILE = "served.json"
+SERVED_FILE, STAGED_FILE = "served.json", "staged.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +62,13 @@ class Chosen:
 
 
 class ServedFile:
-    """The file of one run folder, read again when it has changed."""
+    """The file of one run folder, read again when it has changed; `name` is SERVED_FILE or
+    STAGED_FILE.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = SERVED_FILE) -> None:
         self._folder = folder.resolve()
-        self._path = self._folder / SERVED_FILE
+        self._path = self._folder / name
         self._stamp: tuple[int, int, int] | None = None
         self._version: ServedVersion | None = None
 
@@ -82,7 +86,7 @@ class ServedFile:
         return self._version
 
     def write(self, version: ServedVersion) -> None:
-        """Make `version` serve from here on; written to disk whole or not at all."""
+        """Make `version` the file's from here on; written to disk whole or not at all."""
         adapter = version.adapter
         said: dict[str, Any] = {"version": int(version.label), "adapter": None, "folder": None}
         if adapter is not None:
@@ -99,7 +103,7 @@ class ServedFile:
         os.replace(temporary, self._path)
 
     def remove(self) -> None:
-        """Let the engines' own labels count from here on."""
+        """Name no version from here on."""
         self._path.unlink(missing_ok=True)
 
     def _read(self) -> ServedVersion | None:
@@ -116,3 +120,20 @@ class ServedFile:
             raise EngineUnavailable(
                 f"{self._path}: cannot be read ({error}); the trainer rewrites it when it starts"
             ) from None
+
+
+class StagedFirst:
+    """What a check asks: the run's staged version, else the one that serves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._staged, self._served = ServedFile(folder, STAGED_FILE), ServedFile(folder)
+
+    def current(self) -> ServedVersion | None:
+        """Raises EngineUnavailable for a damaged file."""
+        return self._staged.current() or self._served.current()
+
+    def is_unserved(self, version: int) -> bool:
+        """Whether `version` is staged, and serves nobody. Raises like `current`."""
+        staged, served = self._staged.current(), self._served.current()
+        is_staged = staged is not None and staged.label == str(version)
+        return is_staged and (served is None or served.label != str(version))

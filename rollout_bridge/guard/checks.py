@@ -6,6 +6,7 @@ pages show the newest one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
@@ -57,6 +58,8 @@ class Checked(Figures):
     """Answers that failed, by canary; canaries without any have no entry."""
     breaches: list[str] = []
     took_s: float = 0.0
+    staged: bool = False
+    """Whether it was checked before any agent was answered by it."""
 
 
 def read_checks(folder: Path) -> list[Checked]:
@@ -66,6 +69,36 @@ def read_checks(folder: Path) -> list[Checked]:
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     return [Checked.model_validate_json(line) for line in lines if line.endswith("\n")]
+
+
+def never_served(checks: Sequence[Checked]) -> set[int]:
+    """The versions that failed before any agent was answered by them; a later check of the same
+    version counts instead.
+    """
+    newest = {row.version: row for row in checks}
+    return {version for version, row in newest.items() if row.staged and row.breaches}
+
+
+class Verdicts:
+    """Which versions have passed; each line is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._end = 0
+        self._passed: dict[int, bool] = {}
+
+    def passed(self, version: int) -> bool:
+        """Whether the last check of `version` found no breach; False if there was none."""
+        if self._path.exists() and self._path.stat().st_size > self._end:
+            with self._path.open("rb") as file:
+                file.seek(self._end)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            for line in whole.splitlines():
+                row = Checked.model_validate_json(line)
+                self._passed[row.version] = not row.breaches
+            self._end += len(whole)
+        return self._passed.get(version, False)
 
 
 def last_check(folder: Path) -> Checked | None:

@@ -6,28 +6,29 @@ import logging
 import time
 from pathlib import Path
 
-from rollout_bridge.guard.checks import FILE, Checked, last_check
+from rollout_bridge.guard.checks import Verdicts
 
 logger = logging.getLogger(__name__)
 
 _SAY_EVERY_S = 60.0
+LAST_CHECK_S = 600.0
+"""How long what has nothing more to train waits for the check of the last version."""
 
 
 class CheckWait:
-    """Reads RUN/guard.jsonl again only when it has grown."""
+    """What the guard says of the newest version, if it `is_on`."""
 
     def __init__(self, folder: Path, *, is_on: bool) -> None:
-        self._folder, self._is_on = folder, is_on
-        self._size = -1
-        self._row: Checked | None = None
+        self.is_on = is_on
+        self._verdicts = Verdicts(folder) if is_on else None
         self._since: float | None = None
         self._said = 0.0
 
-    def awaits(self, version: int) -> bool:
-        """Whether `version` has yet to be checked; the start needs no check. While it waits, this
-        is logged every minute.
+    def awaits(self, version: int, *, served: int | None = None) -> bool:
+        """Whether `version` has yet to pass; the start needs no check. While it waits, this is
+        logged every minute, with the version that is `served` in its place, if it is not itself.
         """
-        if not self._is_on or version == 0 or self._is_checked(version):
+        if self.may_serve(version):
             self._since = None
             return False
         now = time.monotonic()
@@ -37,16 +38,13 @@ class CheckWait:
             self._said = now
             logger.warning(
                 "no step for %.0f s: the guard has not checked version %d (is the judge's process "
-                "running?)",
+                "running?)%s",
                 now - self._since,
                 version,
+                "" if served is None else f"; version {served} is served until then",
             )
         return True
 
-    def _is_checked(self, version: int) -> bool:
-        path = self._folder / FILE
-        size = path.stat().st_size if path.exists() else 0
-        if size != self._size:
-            self._size, self._row = size, last_check(self._folder)
-        row = self._row
-        return row is not None and row.version == version and not row.breaches
+    def may_serve(self, version: int) -> bool:
+        """Whether nothing speaks against `version`: it passed, or needs no check."""
+        return self._verdicts is None or version == 0 or self._verdicts.passed(version)

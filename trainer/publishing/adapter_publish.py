@@ -3,7 +3,8 @@
 Nothing pauses. A request that has begun ends on the adapter that it named, and the one before the
 newest stays loaded; what is older is unloaded, which engines do once no request uses it. When all
 engines have the new one, one file of the run folder says so (`rollout_bridge.engine.served`), and
-every process's next request names it.
+every process's next request names it. A version that must be checked first is staged: it is loaded
+as well, but another file names it, which only the guard reads.
 """
 
 from __future__ import annotations
@@ -75,24 +76,27 @@ async def why_not_adapters(
 
 
 class AdapterPublisher:
-    """Keeps the served adapter loaded in every engine and named in the run's file. `base`: the
-    model that the adapters belong to.
+    """Keeps the served adapter loaded in every engine and named in the run's `file`, and the staged
+    one, if there is one, in `staging`. `base`: the model that the adapters belong to.
     """
 
     def __init__(
         self,
         engines: Mapping[str, AdapterEngine],
         file: ServedFile,
+        staging: ServedFile,
         base: str,
         *,
         attempts: int = 3,
         backoff_s: float = 0.5,
     ) -> None:
-        self._engines, self._file, self._base = engines, file, base
+        self._engines, self._base = engines, base
+        self._file, self._staging = file, staging
         self._attempts, self._backoff_s = attempts, backoff_s
         self._met: set[str] = set()
         self._previous: str | None = None
         self._current: str | None = None
+        self._staged: str | None = None
         self._unloading: dict[str, asyncio.Task[None]] = {}
         self.served: dict[str, int | None] = dict.fromkeys(engines)
         """Version that requests to each engine name; None before the first confirmation."""
@@ -107,6 +111,31 @@ class AdapterPublisher:
         """The same with one attempt per engine: for those that came back without it."""
         return await self._bring(weights, 1)
 
+    async def stage(self, weights: PublishedWeights) -> None:
+        """Have all engines load an adapter that nobody but the guard names; tried again by the next
+        call where one fails.
+        """
+        # First, so that nothing unloads it.
+        self._staged = weights.adapter
+        if not await self._load_all(weights, self._attempts):
+            fail_points.reach("publish.staged")
+            self._name(weights, self._staging)
+
+    def unstage(self) -> None:
+        """The guard asks what serves from here on; what was staged is unloaded like older ones."""
+        # Also what an earlier trainer left; until then the guard goes on with its check.
+        self._staging.remove()
+        if self._staged is None:
+            return
+        self._staged = None
+        for name in self._engines:
+            self._unload_old(name)
+
+    @property
+    def has_staged(self) -> bool:
+        """Whether a version is staged."""
+        return self._staged is not None
+
     async def close(self) -> None:
         """Stop unloading: the next trainer goes on with it."""
         for task in self._unloading.values():
@@ -114,37 +143,43 @@ class AdapterPublisher:
         await asyncio.gather(*self._unloading.values(), return_exceptions=True)
 
     async def _bring(self, weights: PublishedWeights, attempts: int) -> list[str]:
+        failed = await self._load_all(weights, attempts)
+        if failed:
+            return failed
+        fail_points.reach("publish.loaded")
+        self._switch(weights)
+        for name in self._engines:
+            self.served[name] = weights.version
+            self._unload_old(name)
+        return []
+
+    async def _load_all(self, weights: PublishedWeights, attempts: int) -> list[str]:
+        """Returns the engines that do not have it."""
         names = list(self._engines)
         done = await asyncio.gather(*(self._load(name, weights, attempts) for name in names))
         failed = [name for name, success in zip(names, done, strict=True) if not success]
         for name in failed:
             logger.warning("engine %s does not have version %d yet", name, weights.version)
-        if failed:
-            return failed
-        fail_points.reach("publish.loaded")
-        self._switch(weights)
-        for name in names:
-            self.served[name] = weights.version
-            self._unload_old(name)
-        return []
+        return failed
 
     def _switch(self, weights: PublishedWeights) -> None:
         """From now on requests name it."""
-        if weights.adapter == self._current and self._file_says(weights):
-            return
-        adapter = None
-        if weights.adapter is not None:
-            adapter = AdapterRef(name=weights.adapter, path=weights.path)
-        self._file.write(ServedVersion(label=str(weights.version), adapter=adapter))
+        self._name(weights, self._file)
         if weights.adapter != self._current:
             self._previous, self._current = self._current, weights.adapter
 
-    def _file_says(self, weights: PublishedWeights) -> bool:
+    def _name(self, weights: PublishedWeights, file: ServedFile) -> None:
+        """Write the version to the file, if it says something else."""
+        adapter = None
+        if weights.adapter is not None:
+            adapter = AdapterRef(name=weights.adapter, path=weights.path)
+        version = ServedVersion(label=str(weights.version), adapter=adapter)
         try:
-            found = self._file.current()
-        except EngineError:
-            return False
-        return found is not None and found.label == str(weights.version)
+            if file.current() == version:
+                return
+        except EngineError as error:
+            logger.warning("%s", error)
+        file.write(version)
 
     async def _load(self, name: str, weights: PublishedWeights, attempts: int) -> bool:
         engine = self._engines[name]
@@ -183,17 +218,18 @@ class AdapterPublisher:
             await engine.resume()
 
     def _unload_old(self, name: str) -> None:
-        """Have an engine unload all but the served adapter and the one before; in the background,
-        as it may wait for requests that take minutes.
+        """Have an engine unload all but the served adapter, the one before and the staged one; in
+        the background, as it may wait for requests that take minutes.
         """
         running = self._unloading.get(name)
         if running is None or running.done():
             self._unloading[name] = asyncio.create_task(self._unload(name))
 
     async def _unload(self, name: str) -> None:
-        engine, kept = self._engines[name], {self._current, self._previous}
+        engine = self._engines[name]
         try:
             for adapter in await engine.adapters():
+                kept = {self._current, self._previous, self._staged}
                 if adapter not in kept and _OURS.fullmatch(adapter):
                     await engine.unload_adapter(adapter)
         except EngineError as error:

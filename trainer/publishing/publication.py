@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.engine.served import STAGED_FILE, ServedFile
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
@@ -125,6 +125,7 @@ async def choose_publication(
     """
     merged = MergedFolders(run_folder / MERGED, checkpoints)
     full, file = FullWeights(merged), ServedFile(run_folder)
+    staging = ServedFile(run_folder, STAGED_FILE)
     # A file that a power cut left there may have its name but not all of its content.
     merged.prune(())
     problem = None
@@ -134,6 +135,7 @@ async def choose_publication(
             publisher = AdapterPublisher(
                 engines,
                 file,
+                staging,
                 checkpoints.model,
                 attempts=config.publish_attempts,
                 backoff_s=config.publish_backoff_s,
@@ -148,6 +150,7 @@ async def choose_publication(
                 "trainer.publish=merged, with frozen.shared=false where the run starts its engines"
             )
     file.remove()
+    staging.remove()
     if config.lora is not None:
         why = problem or "trainer.publish=merged"
         logger.warning("adapters are merged for the engines at each step: %s", why)

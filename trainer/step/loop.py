@@ -35,10 +35,7 @@ from trainer.calibration.calibrate_run import calibrate_run
 from trainer.calibration.first_batch import rate_warning
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.restore import (
-    in_thread,
-    restore,
-)
+from trainer.checkpoints.restore import in_thread, restore
 from trainer.config import TrainerConfig
 from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError
@@ -86,15 +83,14 @@ class EmbeddedTrainer:
         guarded: bool,
         teachers: NamedScorers | None,
     ):
-        self.store = store
-        self.config = config
-        self.run_folder = run_folder
+        self.store, self.config, self.run_folder = store, config, run_folder
         self.checkpoints = checkpoints
         self.updater = updater
         self.owner = owner
         self._lessons = LessonMix(store, config.lesson_shares, run_folder, rehearsal)
         self._publication = publication
         self.publisher = publication.publisher
+        check = CheckWait(run_folder, is_on=guarded)
         self._versions = Versions(
             store=store,
             config=config,
@@ -104,9 +100,9 @@ class EmbeddedTrainer:
             updater=updater,
             publication=publication,
             thread=thread,
+            check=check,
         )
-        self._engines = engines
-        self._thread = thread
+        self._engines, self._thread = engines, thread
         self._metrics = MetricsLog(run_folder, tensorboard=config.tensorboard, wandb=config.wandb)
         size = config.turns_per_step(with_lessons=rehearsal is not None)
         self._holds = Holds(
@@ -119,7 +115,7 @@ class EmbeddedTrainer:
             owner=owner,
             lessons=self._lessons,
             holds=self._holds,
-            check=CheckWait(run_folder, is_on=guarded),
+            check=check,
             unusable=updater.unusable,
         )
         self._side_samples = SideSampling(
@@ -253,10 +249,10 @@ class EmbeddedTrainer:
                 if report is not None and on_step is not None:
                     on_step(report)
                 if report is None and await self._leasing.is_through():
-                    return
+                    break
                 if report is None:
                     await _wait(stop, self.config.poll_interval_s)
-            await self._versions.served.obey(self.manifest)
+            await self._versions.end(stop)
         finally:
             self._holds.close()
             holding.cancel()
@@ -270,7 +266,8 @@ class EmbeddedTrainer:
     async def serve_on(self, stop: asyncio.Event, *, when_done: bool) -> None:
         """Keep the engines at the version to serve until it is no longer at rest, or `stop`."""
         while not stop.is_set() and self.is_at_rest(when_done=when_done):
-            await self._versions.follow_rollback()
+            if not await self._versions.follow_rollback():
+                await self._versions.served.awaits_check(self.manifest)
             await self._repair()
             await _wait(stop, LOOK_EVERY_S)
 
@@ -284,6 +281,10 @@ class EmbeddedTrainer:
         if not versions.is_consistent:
             raise TrainerError("an earlier step failed half-way; open the trainer again")
         started, began = time.perf_counter(), time.time()
+        if await versions.served.awaits_check(self.manifest):
+            return None
+        if self._holds.version != self.version:
+            self._holds.step_ended(self.version)
         samples = await self._leasing.batch(versions.chain)
         if samples is None:
             return None
@@ -361,8 +362,9 @@ class EmbeddedTrainer:
         )
 
     async def _end_hold(self) -> VoteSummary:
-        """Generation resumes; what missed the batch expires. Returns the votes so far."""
-        self._holds.step_ended(self.version)
+        """Generation resumes, unless the version is staged. Returns the votes so far."""
+        if not await self._versions.served.awaits_check(self.manifest):
+            self._holds.step_ended(self.version)
         if self.config.holds_generation:
             await self._leasing.expire(self._versions.chain)
         votes = await self.store.vote_summary()
@@ -400,7 +402,7 @@ class EmbeddedTrainer:
             await self._leasing.drop(sample, report.untrained.get(index, report.skipped))
 
     def _counters(self) -> dict[str, int]:
-        """Engines that do not serve the newest version now; the rest since this process began."""
+        """Engines that do not serve what they are to now; the rest since this process began."""
         return {
             "guard/engines_behind": self._versions.num_behind,
             "guard/merged_for_engines": int(self._publication.is_fallback),

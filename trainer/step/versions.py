@@ -8,6 +8,7 @@ match it at start. It does not know which batch comes next, nor what a step comp
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -16,7 +17,8 @@ from pathlib import Path
 
 from records.store import Store
 from records.types import ReadySample, SampleResult
-from rollout_bridge.stop_order import serve_newest
+from rollout_bridge.guard.waiting import LAST_CHECK_S, CheckWait
+from rollout_bridge.stop_order import STOP_FILE, serve_newest
 from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
 from trainer.checkpoints.manifest import Manifest
 from trainer.checkpoints.restore import go_back, in_thread
@@ -49,18 +51,21 @@ class Versions:
         updater: Updater,
         publication: Publication,
         thread: ThreadPoolExecutor,
+        check: CheckWait,
     ) -> None:
         self._store, self._config, self._run_folder = store, config, run_folder
         self._checkpoints, self._updater, self._thread = checkpoints, updater, thread
         self._publication = publication
         self.manifest = chain[-1]
         """The newest step; its version is what the engines are to serve, unless RUN/stop says
-        another."""
+        another, or it is staged."""
         self.chain = [link.version for link in chain]
         """All surviving versions, oldest first."""
         self._last_resumable = chain[-1].version
         """The version that a crash would return to."""
-        self.served = Served(run_folder, checkpoints, publication.publisher, self._weights_of)
+        self.served = Served(
+            run_folder, checkpoints, publication.publisher, self._weights_of, check
+        )
         self.is_consistent = True
         """Whether weights in memory are those of the newest version: not while it changes."""
 
@@ -146,6 +151,23 @@ class Versions:
         logger.warning("version %d is served: it restores version %d", self.newest, version)
         return True
 
+    async def end(self, stop: asyncio.Event) -> None:
+        """Training ends: what it made last is published if it passes within `LAST_CHECK_S`; then
+        an order to serve another version is obeyed.
+        """
+        until, stop_file = time.monotonic() + LAST_CHECK_S, self._run_folder / STOP_FILE
+        while await self.served.awaits_check(self.manifest):
+            if stop.is_set() or stop_file.exists():
+                break
+            if time.monotonic() >= until:
+                logger.error(
+                    "version %d is not published: it was not checked within %.0f s",
+                    *(self.newest, LAST_CHECK_S),
+                )
+                break
+            await asyncio.sleep(self._config.poll_interval_s)
+        await self.served.obey(self.manifest)
+
     async def _take_back(self, manifest: Manifest) -> None:
         """Store, weights and optimiser follow the link of a rollback."""
         self.is_consistent = False
@@ -200,8 +222,8 @@ class Versions:
 
     @property
     def num_behind(self) -> int:
-        """Engines that do not serve the newest version."""
-        return sum(version != self.newest for version in self._served_versions)
+        """Engines that do not serve the version that they are to serve."""
+        return sum(version != self.served.chosen for version in self._served_versions)
 
     @property
     def _served_versions(self) -> Collection[int | None]:

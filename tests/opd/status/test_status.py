@@ -25,6 +25,7 @@ from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings
 from records.names import TurnState
 from records.store import Store
+from rollout_bridge.engine.served import STAGED_FILE, ServedFile, ServedVersion
 from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import Journal, PooledRow
 from rollout_bridge.scoring.scoring_metrics import ScoringMetrics
@@ -113,6 +114,14 @@ def test_what_the_guard_measured_is_said(config_file: Path) -> None:
         0.125
     ]
     assert curves["Gap at turns that trained"] == {"policy": [0.2], "start": [0.7]}
+
+
+def test_a_staged_version_is_said(config_file: Path) -> None:
+    in_use(config_file)
+    assert "serves nobody" not in status(config_file).output
+    ServedFile(config_file.parent, STAGED_FILE).write(ServedVersion(label="8"))
+    assert "staged       8: serves nobody before it passes its check" in status(config_file).output
+    assert json.loads(status(config_file, "--json").output)["staged_version"] == 8
 
 
 def test_json_has_the_same_and_null_for_what_is_not_measured(config_file: Path) -> None:

@@ -4,7 +4,13 @@ from pathlib import Path
 import pytest
 
 from rollout_bridge.engine.errors import EngineUnavailable
-from rollout_bridge.engine.served import AdapterRef, ServedFile, ServedVersion
+from rollout_bridge.engine.served import (
+    STAGED_FILE,
+    AdapterRef,
+    ServedFile,
+    ServedVersion,
+    StagedFirst,
+)
 
 
 def version(run: Path, number: int) -> ServedVersion:
@@ -53,3 +59,20 @@ def test_a_damaged_file_is_one_line_until_it_is_mended(tmp_path, content):
         reader.current()
     ServedFile(tmp_path).write(version(tmp_path, 1))
     assert reader.current() == version(tmp_path, 1)
+
+
+def test_a_check_asks_what_is_staged_and_else_what_serves(tmp_path):
+    served, staged = ServedFile(tmp_path), ServedFile(tmp_path, STAGED_FILE)
+    choice = StagedFirst(tmp_path)
+    assert choice.current() is None
+    served.write(version(tmp_path, 1))
+    assert choice.current() == version(tmp_path, 1)
+    assert not choice.is_unserved(1)
+    staged.write(version(tmp_path, 2))
+    assert choice.current() == version(tmp_path, 2)
+    assert served.current() == version(tmp_path, 1)
+    assert choice.is_unserved(2)
+    served.write(version(tmp_path, 2))
+    assert not choice.is_unserved(2), "somebody pinned it"
+    staged.remove()
+    assert choice.current() == version(tmp_path, 2)

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 from rollout_bridge.guard import waiting
-from rollout_bridge.guard.checks import FILE, Checked, add_check, last_check, read_checks
+from rollout_bridge.guard.checks import (
+    FILE,
+    Checked,
+    add_check,
+    last_check,
+    never_served,
+    read_checks,
+)
 from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.rehearsal.journal import GapRow
 
@@ -67,3 +74,29 @@ def test_a_version_waits_for_its_check_and_the_start_does_not(
     assert not wait.awaits(1)
     assert wait.awaits(2)
     assert not CheckWait(tmp_path, is_on=False).awaits(2)
+
+
+def test_a_version_keeps_its_verdict_when_another_is_checked(tmp_path: Path) -> None:
+    wait = CheckWait(tmp_path, is_on=True)
+    add_check(tmp_path, a_check(2))
+    assert not wait.awaits(2)
+    # An older version that somebody pinned is checked later.
+    add_check(tmp_path, a_check(1))
+    assert not wait.awaits(2)
+    with (tmp_path / FILE).open("a") as file:
+        file.write('{"version": 3, "ti')
+    assert wait.awaits(3)
+    add_check(tmp_path, a_check(3))
+    assert not wait.awaits(3)
+
+
+def test_what_failed_before_it_served_and_did_not_pass_later(tmp_path: Path) -> None:
+    failed = {"breaches": ["bad"]}
+    rows = [
+        a_check(1).model_copy(update=failed),
+        a_check(2).model_copy(update=failed | {"staged": True}),
+        a_check(3).model_copy(update=failed | {"staged": True}),
+        a_check(3).model_copy(update={"staged": True}),
+        a_check(4).model_copy(update={"staged": True}),
+    ]
+    assert never_served(rows) == {2}

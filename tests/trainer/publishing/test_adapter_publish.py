@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.engine.hold_file import HOLD_FILE
+from rollout_bridge.engine.served import STAGED_FILE, ServedFile
+from rollout_bridge.guard.checks import add_check
+from rollout_bridge.stop_order import STOP_FILE, StopOrder, order_stop
+from tests.rollout_bridge.guard.test_checks import a_check
 from tests.trainer.checkpoints.test_checkpoint import save_as_earlier
 from tests.trainer.local_engine import LocalEngine
 from tests.trainer.step.test_loop import opened, samples, stop_after
@@ -19,6 +23,8 @@ from trainer.errors import StartupError
 from trainer.model.lora import add_adapters, save_adapter
 from trainer.publishing.adapter_publish import AdapterPublisher, adapter_name
 from trainer.publishing.publish import PublishedWeights, Publisher
+from trainer.schedule.rollback_order import order_rollback
+from trainer.step import versions
 
 LORA = LoraConfig(rank=2, alpha=4)
 
@@ -40,7 +46,8 @@ def made(folder, run, *engines: LocalEngine) -> AdapterPublisher:
     for engine in engines:
         engine.served = file
     named = {f"engine {number}": engine for number, engine in enumerate(engines)}
-    return AdapterPublisher(named, file, str(folder), attempts=2, backoff_s=0.001)
+    staging = ServedFile(run, STAGED_FILE)
+    return AdapterPublisher(named, file, staging, str(folder), attempts=2, backoff_s=0.001)
 
 
 async def settled(publisher: Publisher | AdapterPublisher) -> None:
@@ -221,3 +228,120 @@ async def test_a_checkpoint_of_an_earlier_program_is_served(folder, tmp_path, mo
         await make_ready(store, samples(2, first=9))
         await trainer.step()
         assert engine.current == "2"
+
+
+def staged(run) -> str | None:
+    found = ServedFile(run, STAGED_FILE).current()
+    return None if found is None else found.label
+
+
+async def test_a_guarded_step_serves_nobody_before_it_passed(folder, tmp_path):
+    async with opened(tmp_path, folder, lora=LORA, guarded=True) as (trainer, store, engine):
+        await make_ready(store, samples(4))
+        report = await trainer.step()
+        assert report is not None
+        assert report.metrics["guard/engines_behind"] == 0
+        assert (trainer.version, engine.current, staged(tmp_path)) == (1, "0", "1")
+        assert len(engine.loaded) == 1
+        # The checked version may be lost by its engine, too.
+        engine.restart()
+        await asyncio.sleep(0.02)
+        await trainer._housekeeping()
+        assert len(engine.loaded) == 1
+        assert await trainer.step() is None, "no step from what has not passed"
+        add_check(tmp_path, a_check(1))
+        assert await trainer.step() is not None
+        await settled(trainer.publisher)
+        assert (trainer.version, engine.current, staged(tmp_path)) == (2, "1", "2")
+    # It may be killed at any time: the next one stages it again, or publishes what has passed.
+    async with opened(tmp_path, folder, engine, lora=LORA, guarded=True) as (trainer, _, _):
+        assert (trainer.version, engine.current, staged(tmp_path)) == (2, "1", "2")
+    add_check(tmp_path, a_check(2))
+    async with opened(tmp_path, folder, engine, lora=LORA, guarded=True) as (trainer, _, _):
+        await settled(trainer.publisher)
+        assert (engine.current, staged(tmp_path)) == ("2", None)
+        assert len(engine.loaded) <= 2
+
+
+async def test_a_version_that_failed_is_unloaded_and_never_serves(folder, tmp_path, caplog):
+    caplog.set_level(logging.ERROR)
+    ended = asyncio.Event()
+    async with opened(tmp_path, folder, lora=LORA, guarded=True) as (trainer, store, engine):
+        await make_ready(store, samples(4))
+        await trainer.step()
+        add_check(tmp_path, a_check(1))
+        await trainer.step()
+        # What the guard orders when version 2 fails.
+        order_stop(tmp_path, StopOrder(reason="the guard did not publish 2", serve_version=1))
+        order_rollback(tmp_path, 1)
+        add_check(tmp_path, a_check(2).model_copy(update={"breaches": ["bad"], "staged": True}))
+        await trainer.run(ended)
+        assert engine.current == "1"
+        assert "the guard did not publish 2" in caplog.text
+        serving = asyncio.create_task(trainer.serve_on(ended, when_done=False))
+        async with asyncio.timeout(60):
+            while engine.current == "1":
+                await asyncio.sleep(0.01)
+        ended.set()
+        await serving
+        await settled(trainer.publisher)
+        assert (trainer.version, engine.current, staged(tmp_path)) == (3, "3", None)
+        failed = adapter_name(Manifest.read(tmp_path / "checkpoints" / "step_000002"))
+        assert failed not in engine.loaded
+
+
+async def test_a_failed_version_is_staged_again_when_training_resumes(folder, tmp_path):
+    async with opened(tmp_path, folder, lora=LORA, guarded=True) as (trainer, store, engine):
+        await make_ready(store, samples(2))
+        await trainer.step()
+        # Only the start is left to go back to: nothing is restored.
+        order_stop(tmp_path, StopOrder(reason="bad", serve_version=0))
+        add_check(tmp_path, a_check(1).model_copy(update={"breaches": ["bad"], "staged": True}))
+        await trainer.run(asyncio.Event())
+        assert engine.current == "0"
+        (tmp_path / STOP_FILE).unlink()
+        assert await trainer.step() is None
+        assert (engine.current, staged(tmp_path)) == ("0", "1")
+        add_check(tmp_path, a_check(1))
+        assert await trainer.step() is None
+        assert (engine.current, staged(tmp_path)) == ("1", None)
+
+
+async def test_the_last_version_is_published_if_it_passes_in_time(
+    folder, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(versions, "LAST_CHECK_S", 0.0)
+    options = {"lora": LORA, "guarded": True, "max_steps": 1}
+    async with opened(tmp_path, folder, **options) as (trainer, store, engine):
+        await make_ready(store, samples(2))
+        await trainer.run(asyncio.Event())
+        assert engine.current == "0"
+        assert "version 1 is not published: it was not checked within 0 s" in caplog.text
+        monkeypatch.setattr(versions, "LAST_CHECK_S", 60.0)
+        ending = asyncio.create_task(trainer.run(asyncio.Event()))
+        await asyncio.sleep(0.1)
+        assert not ending.done()
+        add_check(tmp_path, a_check(1))
+        await ending
+        assert engine.current == "1"
+
+
+async def test_merged_weights_serve_while_they_are_checked(folder, tmp_path):
+    options = {"lora": LORA, "guarded": True, "publish": "merged"}
+    async with opened(tmp_path, folder, **options) as (trainer, store, engine):
+        await make_ready(store, samples(2))
+        await trainer.step()
+        assert (engine.current, staged(tmp_path)) == ("1", None)
+
+
+async def test_generation_is_held_until_a_staged_version_serves(folder, tmp_path):
+    options = {"lora": LORA, "guarded": True, "schedule": "sync"}
+    async with opened(tmp_path, folder, **options) as (trainer, store, engine):
+        await make_ready(store, samples(2))
+        await trainer.step()
+        await trainer.step()
+        assert (tmp_path / HOLD_FILE).exists()
+        add_check(tmp_path, a_check(1))
+        await trainer.step()
+        assert engine.current == "1"
+        assert not (tmp_path / HOLD_FILE).exists()
