@@ -194,8 +194,9 @@ def _why_missing(sample: StoredSample | None, trained: int | None) -> tuple[str,
         return ("No step has trained this answer.",) * 2
     if sample is None:
         return (
-            f"Version {trained} trained it, but numbers of its tokens were not reported: slime's "
-            "trainer does not report them.",
+            f"Version {trained} trained it, but the numbers of its tokens are not stored: slime's "
+            "trainer does not report them, and a store that was restored from a backup lacks those "
+            "of later steps.",
         ) * 2
     if sample.figures is None:
         return "", "It was trained before this was stored."

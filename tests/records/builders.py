@@ -135,9 +135,9 @@ def some_figures(num_tokens: int) -> TokenFigures:
     """Numbers that float16 has exactly, and a gap that is not known."""
     ramp = np.arange(num_tokens, dtype=np.float32)
     return TokenFigures(
-        log_ratios=(ramp - 1) / 4,
+        log_ratios=((ramp - 1) / 4).astype(np.float32),
         weights=np.full(num_tokens, 0.75, dtype=np.float32),
-        entropies=ramp / 2,
+        entropies=(ramp / 2).astype(np.float32),
         engine_gaps=np.where(ramp == 0, np.nan, ramp / 8).astype(np.float32),
     )
 

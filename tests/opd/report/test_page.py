@@ -91,7 +91,7 @@ def test_the_choice_of_a_colour_is_frozen_with_its_scale(tmp_path: Path) -> None
 
 def test_the_style_shows_one_pane_for_each_choice() -> None:
     """Without scripts, the place of a choice among the choices selects the pane at that place."""
-    known = len(signals_of(a_turn("s"), None, None, None))
+    known = len(signals_of(a_turn("s"), None, None, None))  # type: ignore[arg-type]
     style = (FILES / "pages.css").read_text(encoding="utf-8")
     places = re.findall(r"input:nth-of-type\((\d+)\):checked ~ div:nth-of-type\((\d+)\)", style)
     assert places == [(str(place), str(place)) for place in range(1, known + 1)]
