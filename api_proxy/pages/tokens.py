@@ -190,14 +190,15 @@ def _of_step(sample: StoredSample | None, trained: int | None, unknown: Logprobs
 
 def _why_missing(sample: StoredSample | None, trained: int | None) -> tuple[str, str]:
     """Why nothing of a step is known, and why only some of it."""
-    if sample is None and trained is None:
-        return ("No step has trained this answer.",) * 2
     if sample is None:
-        return (
-            f"Version {trained} trained it, but the numbers of its tokens are not stored: slime's "
-            "trainer does not report them, and a store that was restored from a backup lacks those "
-            "of later steps.",
-        ) * 2
+        whole = "No step has trained this answer."
+        if trained is not None:
+            whole = (
+                f"Version {trained} trained it, but the numbers of its tokens are not stored: "
+                "slime's trainer does not report them, and a store that was restored from a backup "
+                "lacks those of later steps."
+            )
+        return whole, whole
     if sample.figures is None:
         return "", "It was trained before this was stored."
     return "", ""
