@@ -48,11 +48,6 @@ class ReportExample:
         if len(lengths) > 1:
             raise ValueError(f"{self.title}: ids, tokens and signals have lengths {lengths}")
 
-    @property
-    def num_cut(self) -> int:
-        """Tokens that are not shown."""
-        return max(len(self.ids) - MOST_TOKENS, 0)
-
 
 def write_report(
     path: Path,
@@ -83,6 +78,7 @@ def write_report(
         tables=tables,
         details=details,
         plots=[(curve, picture) for curve, picture in plots if picture],
+        most_tokens=MOST_TOKENS,
         examples=(
             None
             if examples is None
