@@ -44,7 +44,8 @@ from records.names import DropReason, TurnState
 from records.reading.browsing import Wanted
 from records.search import parts
 from records.store import Store
-from records.types import CapturedTurn, PolicyVersion, SampleResult
+from records.training.step_results import SampleResult, TokenFigures
+from records.types import CapturedTurn, PolicyVersion
 from rollout_bridge.config import RendererConfig
 
 SCOPE = "bench"
@@ -218,11 +219,18 @@ async def _step(store: Store, number: int, count: int) -> list[str]:
             advantage_mean=0.0,
             advantage_abs_max=0.5,
             advantages=np.zeros(len(one.response_ids), dtype=np.float32),
+            figures=_figures(len(one.response_ids)),
         )
         for one in samples
     ]
     await store.commit_step(version=version, results=results)
     return [one.turn_id for one in samples]
+
+
+def _figures(number: int) -> TokenFigures:
+    """As of a step whose weights are those of whole turns."""
+    zeros, ones = np.zeros(number, dtype=np.float32), np.ones(number, dtype=np.float32)
+    return TokenFigures(log_ratios=zeros, weights=ones, entropies=ones, engine_gaps=zeros)
 
 
 async def _double(config: StoreConfig, number: int) -> None:

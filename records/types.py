@@ -8,7 +8,7 @@ entry per token. Nothing here knows SQL, HTTP or torch.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -411,14 +411,3 @@ class PolicyVersion:
     created_at: float
     abandoned: bool = False
     restores: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleResult:
-    """What training did with one turn; written with the version that trained it."""
-
-    turn_id: str
-    staleness: int
-    advantage_mean: float
-    advantage_abs_max: float
-    advantages: Logprobs = field(repr=False)

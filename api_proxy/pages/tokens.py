@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from api_proxy.pages.words import seen
-from records.reading.whole_turns import WholeTurn
-from records.types import UNSCORED, Ids, Logprobs, Score, VersionSpan
+from api_proxy.pages.words import number, seen
+from records.training.step_results import StoredSample
+from records.types import UNSCORED, Ids, Logprobs, Score, TurnRecord, VersionSpan
 
 Numbers = list[float | None]
 Decode = Callable[[Sequence[int]], str]
@@ -32,16 +32,16 @@ _LONGEST_CHARACTER = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """A number for each token [R], None where it is not known. `is_signed`: its sign has a meaning;
-    otherwise what is farther from `nearest` is shown more strongly.
+    """A number for each token [R], None where it is not known: what is farther from `nearest` is
+    shown more strongly. `missing` says why none is known, where that is not plain.
     """
 
     name: str
     title: str
     says: str
     values: Numbers
-    is_signed: bool = False
     nearest: float = 0.0
+    missing: str = ""
 
     @property
     def num_missing(self) -> int:
@@ -50,36 +50,47 @@ class Signal:
 
     @property
     def scale(self) -> float | None:
-        """The distance that is shown at full strength: one token in fifty exceeds it. None without
-        a number.
+        """The distance that is shown at full strength: one token in fifty exceeds it, if fewer
+        differ at all the farthest. None without a number.
         """
         known = [abs(value - self.nearest) for value in self.values if value is not None]
-        return float(np.quantile(known, 0.98)) if known else None
+        return (float(np.quantile(known, 0.98)) or max(known)) if known else None
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """The scale as (class of a colour, what it stands for), for the sides that occur; empty
+        without a number.
+        """
+        scale, nearest = self.scale, self.nearest
+        if scale is None:
+            return []
+        known = [value for value in self.values if value is not None]
+        shown = [("sp0", number(nearest))]
+        if min(known) < nearest:
+            shown = [("sm4", f"{number(nearest - scale)} and below"), ("sm2", "…"), *shown]
+        if max(known) > nearest:
+            shown += [("sp2", "…"), ("sp4", f"{number(nearest + scale)} and above")]
+        if self.num_missing:
+            shown.append(("no", f"not known ({self.num_missing})"))
+        return shown
 
 
-def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
-    """What is known about the tokens of an answer, under one candidate's score."""
-    turn = whole.turn
+def signals_of(
+    turn: TurnRecord, score: Score | None, sample: StoredSample | None, trained: int | None
+) -> list[Signal]:
+    """What is known about the tokens of an answer, under one candidate's score, from the newest
+    step that trained it: that of version `trained`.
+    """
     teacher: Logprobs | None = None
     if score is not None and score.teacher_version != UNSCORED:
         teacher = _fitting(score.teacher_logprobs, len(turn.response_ids))
     length = len(turn.response_ids)
     unknown = np.full(length, np.nan, dtype=np.float32)
-    sample = whole.samples[-1] if whole.samples else None
-    trained = unknown if sample is None else _fitting(sample.advantages, length)
     # Log-probs at a temperature other than the teacher's 1 cannot be subtracted from the teacher's.
     is_alike = turn.sampling.get("temperature") == 1.0
     gap = unknown if teacher is None or not is_alike else teacher - turn.rollout_logprobs
-    when = "no step has trained it" if sample is None else f"as version {sample.version} trained it"
     return [
-        Signal(
-            name="advantage",
-            title="Advantage",
-            says=f"How far the step pushed the token ({when}): above 0 up, below 0 down. A token "
-            "without a number was left out of the step.",
-            values=_numbers(trained),
-            is_signed=True,
-        ),
+        *_of_step(sample, trained, unknown),
         Signal(
             name="gap",
             title="Teacher minus policy",
@@ -87,7 +98,6 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
             "teacher, which reads the hint, finds the token likelier than the policy did. Not "
             "known for an answer that was sampled at a temperature other than 1.",
             values=_numbers(gap),
-            is_signed=True,
         ),
         Signal(
             name="policy",
@@ -109,6 +119,91 @@ def signals_of(whole: WholeTurn, score: Score | None) -> list[Signal]:
             nearest=float(min((span.version for span in turn.version_spans), default=0)),
         ),
     ]
+
+
+def _of_step(sample: StoredSample | None, trained: int | None, unknown: Logprobs) -> list[Signal]:
+    """What a step reported about the tokens. The mask is that of the advantages: a token that is
+    left out has none.
+    """
+    figures, advantages, mask = None, unknown, unknown
+    # A damaged row has another number of them.
+    if sample is not None and len(sample.advantages) == len(unknown):
+        figures, advantages = sample.figures, sample.advantages
+        mask = np.isfinite(advantages).astype(np.float32)
+    when = "no step has trained it" if sample is None else f"as version {sample.version} trained it"
+    whole, parts = _why_missing(sample, trained)
+    return [
+        Signal(
+            name="advantage",
+            title="Advantage",
+            says=f"How far the step pushed the token ({when}): above 0 up, below 0 down. A token "
+            "without a number was left out of the step.",
+            values=_numbers(advantages),
+            missing=whole,
+        ),
+        Signal(
+            name="ratio",
+            title="Ratio",
+            says="Probability of the token in the last pass of the step over the one that the "
+            "objective compares it with, mostly that before the step: 1 in a step's first pass, "
+            "above 1 the passes before have pushed the token up. Clips cut what is far from 1.",
+            values=_numbers(unknown if figures is None else np.exp(figures.log_ratios)),
+            nearest=1.0,
+            missing=parts,
+        ),
+        Signal(
+            name="weight",
+            title="Weight",
+            says="What rollout correction multiplied the token's push by, because other weights or "
+            "another engine sampled it: 1 where nothing was corrected. A token that was left out "
+            "has none.",
+            values=_numbers(unknown if figures is None else figures.weights),
+            nearest=1.0,
+            missing=parts,
+        ),
+        Signal(
+            name="mask",
+            title="Mask",
+            says="1: the token trained. 0: the step left it out, since rollout correction rejected "
+            "it or a log-prob was not finite. What clips cut is at 1.",
+            values=_numbers(mask),
+            nearest=1.0,
+            missing=whole,
+        ),
+        Signal(
+            name="entropy",
+            title="Entropy",
+            says="How open the policy found this token in the last pass of the step, in nats: 0 "
+            "where only one was possible.",
+            values=_numbers(unknown if figures is None else figures.entropies),
+            missing=parts,
+        ),
+        Signal(
+            name="engine",
+            title="Engine against trainer",
+            says="|Log-prob in the trainer - log-prob in the engine that sampled| in nats, as "
+            "rollout correction compared them. It includes how far the policy has moved since; "
+            "at equal weights it should be below 0.01.",
+            values=_numbers(unknown if figures is None else figures.engine_gaps),
+            missing=parts,
+        ),
+    ]
+
+
+def _why_missing(sample: StoredSample | None, trained: int | None) -> tuple[str, str]:
+    """Why nothing of a step is known, and why only some of it."""
+    if sample is None:
+        whole = "No step has trained this answer."
+        if trained is not None:
+            whole = (
+                f"Version {trained} trained it, but the numbers of its tokens are not stored: "
+                "slime's trainer does not report them, and a store that was restored from a backup "
+                "lacks those of later steps."
+            )
+        return whole, whole
+    if sample.figures is None:
+        return "", "It was trained before this was stored."
+    return "", ""
 
 
 def _numbers(values: Logprobs) -> Numbers:
@@ -139,15 +234,15 @@ def token_texts(ids: Ids, decode: Decode) -> list[str]:
         token = plain[at]
         if token not in known:
             known[token] = decode([token])
-        text, number = known[token], 1
+        text, taken = known[token], 1
         if _UNDECODED in text:
             for together in range(2, _LONGEST_CHARACTER + 1):
                 joined = decode(plain[at : at + together])
                 if at + together <= len(plain) and _UNDECODED not in joined:
-                    text, number = joined, together
+                    text, taken = joined, together
                     break
-        texts += [text, *[""] * (number - 1)]
-        at += number
+        texts += [text, *[""] * (taken - 1)]
+        at += taken
     return texts
 
 

@@ -77,7 +77,7 @@ async def turn_json(request: Request, turn_id: str, candidate: Text = "0") -> Re
         tokens = {
             "ids": ids.tolist(),
             "texts": token_texts(ids, _decode(service)),
-            "signals": {one.name: one.values for one in signals_of(whole, score)},
+            "signals": {one.name: one.values for one in _signals(whole, score)},
         }
         turn = _turn(service, session, whole, score)
         return json_reply({**turn, "review": _review(review), "tokens": tokens})
@@ -99,7 +99,7 @@ async def _turn_page(
     service: TurnService = request.app.state.service
     review = await answered(service, service.deps.store.review_of(turn_id))
     score = _score(whole, candidate)
-    signals = await asyncio.to_thread(signals_of, whole, score)
+    signals = await asyncio.to_thread(_signals, whole, score)
     chosen = _chosen(signals, signal)
     answer = await _teacher_answer(request, whole, score) if asks_teacher else None
 
@@ -289,6 +289,11 @@ def _score(whole: WholeTurn, candidate: str) -> Score | None:
     if int(candidate) >= len(whole.scores):
         raise invalid(f"'candidate' must be below {len(whole.scores)}.", "candidate")
     return whole.scores[int(candidate)]
+
+
+def _signals(whole: WholeTurn, score: Score | None) -> list[Signal]:
+    sample = whole.samples[-1] if whole.samples else None
+    return signals_of(whole.turn, score, sample, whole.trained_version)
 
 
 def _chosen(signals: list[Signal], name: str) -> Signal:

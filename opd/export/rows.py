@@ -16,6 +16,7 @@ from records.reading.exporting import SessionHeader, TurnPlace
 from records.reading.whole_turns import WholeTurn
 from records.tables.arrays import shared_prefix
 from records.tables.columns import dump_json
+from records.training.step_results import StoredSample
 from records.types import UNSCORED, TurnRecord
 
 FORMAT = "hindsight-opd-export"
@@ -185,6 +186,7 @@ def sample_rows(whole: WholeTurn) -> Iterator[Row]:
             "advantage_mean": sample.advantage_mean,
             "advantage_abs_max": sample.advantage_abs_max,
             "advantages": sample.advantages,
+            **_figures(sample),
             "response_ids": whole.turn.response_ids,
             "rollout_logprobs": whole.turn.rollout_logprobs,
             "teacher": score.teacher if score is not None else None,
@@ -193,6 +195,13 @@ def sample_rows(whole: WholeTurn) -> Iterator[Row]:
             "hint": score.hint if score is not None else None,
             "created_at": sample.created_at,
         }
+
+
+def _figures(sample: StoredSample) -> Row:
+    """What the step computed at each token; null where that is not stored."""
+    names = ("log_ratios", "weights", "entropies", "engine_gaps")
+    figures = sample.figures
+    return {name: None if figures is None else getattr(figures, name) for name in names}
 
 
 def _names(turn: TurnRecord) -> Row:

@@ -40,6 +40,20 @@ _PLOTS = (
         says="The same without its sign: what is left to learn. Healthy: it falls.",
     ),
     _Plot(
+        title="Advantages",
+        unit="nats",
+        names={
+            "opd/adv_q05": "5 in 100 below",
+            "opd/adv_q25": "25 below",
+            "opd/adv_q50": "median",
+            "opd/adv_q75": "75 below",
+            "opd/adv_q95": "95 below",
+        },
+        says="How the advantages of a step's tokens are spread. Healthy: the middle half lies "
+        "close to 0, since most tokens need no change, and the outer lines move towards it while "
+        "something is learned.",
+    ),
+    _Plot(
         title="Largest advantage",
         unit="nats",
         names={"opd/adv_abs_max": "|advantage|"},

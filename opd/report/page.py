@@ -1,4 +1,4 @@
-"""Draws a run: its story, tables, example turns with the advantage of every token, and curves, in
+"""Draws a run: its story, tables, example turns with the numbers of every token, and curves, in
 one HTML file.
 
 Pure presentation, by the pages' means (`api_proxy.pages`): the same colours, curves and tokens,
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +25,14 @@ from api_proxy.pages.tokens import Signal, coloured
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]
 """Title, header and rows."""
+MOST_TOKENS = 2000
+"""Tokens of an answer that the report shows, once for each signal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportExample:
-    """One trained turn as text; `ids`, `tokens` (the text of each id) and `advantages` (NaN: a
-    guard removed the token from the step) have one entry per response token.
+    """One trained turn as text; `ids`, `tokens` (the text of each id) and the values of `signals`
+    have one entry per response token. Raises ValueError for lengths that differ.
     """
 
     title: str
@@ -40,14 +41,12 @@ class ReportExample:
     hint: str
     ids: Sequence[int]
     tokens: Sequence[str]
-    advantages: Sequence[float]
+    signals: Sequence[Signal]
 
     def __post_init__(self) -> None:
-        if not len(self.ids) == len(self.tokens) == len(self.advantages):
-            raise ValueError(
-                f"{self.title}: {len(self.ids)} ids, {len(self.tokens)} tokens and "
-                f"{len(self.advantages)} advantages"
-            )
+        lengths = {len(self.ids), len(self.tokens), *(len(one.values) for one in self.signals)}
+        if len(lengths) > 1:
+            raise ValueError(f"{self.title}: ids, tokens and signals have lengths {lengths}")
 
 
 def write_report(
@@ -79,6 +78,7 @@ def write_report(
         tables=tables,
         details=details,
         plots=[(curve, picture) for curve, picture in plots if picture],
+        most_tokens=MOST_TOKENS,
         examples=(
             None
             if examples is None
@@ -93,13 +93,9 @@ def style_hash(style: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}"
 
 
-def colored_tokens(example: ReportExample) -> Markup:
-    """The response as HTML, each token coloured by its advantage as on the page of a turn."""
-    advantage = Signal(
-        name="advantage",
-        title="Advantage",
-        says="",
-        values=[value if math.isfinite(value) else None for value in example.advantages],
-        is_signed=True,
-    )
-    return coloured(example.tokens, example.ids, [advantage], advantage)
+def colored_tokens(example: ReportExample) -> list[tuple[Signal, Markup]]:
+    """For each signal the response as HTML, its first MOST_TOKENS tokens coloured as on the page of
+    a turn.
+    """
+    tokens, ids = example.tokens[:MOST_TOKENS], example.ids[:MOST_TOKENS]
+    return [(one, coloured(tokens, ids, [one], one)) for one in example.signals]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from api_proxy.pages.tokens import token_texts
+from api_proxy.pages.tokens import signals_of, token_texts
 from judge.votes.prompts import message_text
 from opd.rehearsal.reported import learning_tables
 from opd.rehearsal.saying import MOST_HINTS
@@ -72,18 +72,18 @@ def _end(folder: Path) -> list[tuple[str, str]]:
 
 async def example_turns(store: Store, rendering: Rendering, limit: int) -> list[ReportExample]:
     """The newest trained turn of each of the `limit` newest versions that trained one, with its
-    tokens and advantages.
+    tokens and what is known about them.
     """
     found = await store.example_turns(limit, one_per_version=True)
     return [
         ReportExample(
-            title=f"Version {example.version} trained on turn {example.turn.turn_id}",
+            title=f"Version {example.sample.version} trained on turn {example.turn.turn_id}",
             prompt="\n".join(message_text(message) for message in example.turn.messages),
             next_state="\n".join(message_text(message) for message in example.turn.next_state),
             hint=example.score.hint or "(none: the teacher saw the original prompt)",
             ids=example.turn.response_ids.tolist(),
             tokens=token_texts(example.turn.response_ids, rendering.decode),
-            advantages=[float(value) for value in example.sample.advantages],
+            signals=signals_of(example.turn, example.score, example.sample, example.sample.version),
         )
         for example in found
     ]

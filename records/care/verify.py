@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    LargeBinary,
+    and_,
+    exists,
+    func,
+    or_,
+    select,
+    text,
+    type_coerce,
+)
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import InstrumentedAttribute
 
 from records.config import StoreConfig
 from records.database import schema
@@ -27,6 +39,7 @@ from records.tables.models import (
     FeedbackRow,
     NodeRow,
     PolicyVersionRow,
+    SampleRow,
     SessionRow,
     TokensRow,
     ToolsetRow,
@@ -72,6 +85,7 @@ def _verify(connection: Connection) -> list[str]:
     problems += _state_problems(connection)
     problems += _body_problems(connection)
     problems += _token_problems(connection)
+    problems += _sample_problems(connection)
     problems += _outcome_problems(connection)
     problems += total_problems(connection)
     problems += verifying.state_problems(connection)
@@ -198,6 +212,34 @@ def _state_rules() -> list[tuple[str, ColumnElement[bool]]]:
         ("have no tokens", ~exists().where(TokensRow.turn_id == TurnRow.turn_id)),
         ("are in another scope than their session", ~session),
     ]
+
+
+def _sample_problems(connection: Connection) -> Iterator[str]:
+    """Samples whose numbers are not one for each token of the answer."""
+    number = TokensRow.response_length
+    halves = (SampleRow.log_ratios, SampleRow.entropies, SampleRow.engine_gaps)
+    weights = _num_bytes(SampleRow.weights)
+    none = and_(*(column.is_(None) for column in (*halves, SampleRow.weights)))
+    right = and_(
+        *(_num_bytes(column) == 2 * number for column in halves),
+        or_(weights == 2 * number, weights == 2),
+    )
+    wrong = or_(
+        _num_bytes(SampleRow.advantages) != 4 * number, ~or_(none, func.coalesce(right, False))
+    )
+    found = (
+        select(SampleRow.turn_id)
+        .join(TokensRow, TokensRow.turn_id == SampleRow.turn_id)
+        .where(wrong)
+        .order_by(SampleRow.turn_id)
+    )
+    bad = list(connection.scalars(found))
+    if bad:
+        yield f"{len(bad)} samples do not have a number for each token: {_some(bad, len(bad))}"
+
+
+def _num_bytes(column: InstrumentedAttribute[Any]) -> ColumnElement[int]:
+    return func.length(type_coerce(column, LargeBinary))
 
 
 def _outcome_problems(connection: Connection) -> Iterator[str]:

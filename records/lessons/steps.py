@@ -16,7 +16,7 @@ from records.lessons.dropping import drop_where, erase
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonSampleRow
 from records.tables.sql import chunks, table_of
-from records.types import SampleResult
+from records.training.step_results import SampleResult
 
 
 def num_ready(connection: Connection, now: float) -> int:

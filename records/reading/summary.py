@@ -23,7 +23,8 @@ from records.tables.models import (
 )
 from records.tables.sql import chunks
 from records.tables.totals import Total, totals, turn_totals
-from records.types import SampleResult, Score, TurnRecord, Verdict, Vote
+from records.training.step_results import StoredSample, stored_sample
+from records.types import Score, TurnRecord, Verdict, Vote
 
 _VERSIONS = 8
 
@@ -52,8 +53,7 @@ class ExampleTurn:
     turn: TurnRecord
     verdict: Verdict | None
     score: Score
-    sample: SampleResult
-    version: int
+    sample: StoredSample
 
 
 def counts(connection: Connection) -> dict[TurnState, int]:
@@ -241,14 +241,7 @@ def example_turns(
                 turn=turn,
                 verdict=verdict_of(connection, row.turn_id),
                 score=scores[row.turn_id],
-                sample=SampleResult(
-                    turn_id=row.turn_id,
-                    staleness=row.staleness,
-                    advantage_mean=row.advantage_mean,
-                    advantage_abs_max=row.advantage_abs_max,
-                    advantages=row.advantages,
-                ),
-                version=row.version,
+                sample=stored_sample(row),
             )
         )
     return examples

@@ -14,7 +14,8 @@ from records.reading.summary import verdicts_of
 from records.tables.loading import load_turns
 from records.tables.models import FeedbackRow, SampleRow, TurnRow
 from records.tables.sql import chunks
-from records.types import Logprobs, Score, TurnRecord, Verdict
+from records.training.step_results import StoredSample, stored_sample
+from records.types import Score, TurnRecord, Verdict
 
 TURNS_AT_A_TIME = 16
 """How many to read at once: each has all its tokens."""
@@ -27,21 +28,6 @@ class GivenFeedback:
     turn_id: str
     message: Message
     reward: float | None
-    created_at: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
-    """What the step that made `version` did with a turn; `advantages` [R] are NaN where none
-    applied.
-    """
-
-    turn_id: str
-    version: int
-    staleness: int
-    advantage_mean: float
-    advantage_abs_max: float
-    advantages: Logprobs
     created_at: float
 
 
@@ -147,5 +133,5 @@ def samples_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, lis
             .order_by(SampleRow.version)
         )
         for row in rows:
-            found.setdefault(row.turn_id, []).append(StoredSample(**row._mapping))
+            found.setdefault(row.turn_id, []).append(stored_sample(row))
     return found

@@ -14,7 +14,8 @@ from records.training.history_window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards, rewarded
 from records.training.reconcile import Chain, ReconcileReport
 from records.training.share import UNCAPPED, LessonShares, Share
-from records.types import PolicyVersion, ReadySample, SampleResult
+from records.training.step_results import SampleResult
+from records.types import PolicyVersion, ReadySample
 
 
 class TrainerStore(StoreBase):

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from records.types import Experts, Ids, Logprobs
 
 _INT32 = np.iinfo(np.int32)
+_LARGEST_HALF = float(np.finfo(np.float16).max)
 _EXPERTS_HEADER = struct.Struct("<BII")
 """Bytes per expert number, layers, experts per token."""
 
@@ -57,6 +58,22 @@ def logprobs_to_bytes(logprobs: ArrayLike) -> bytes:
 def logprobs_from_bytes(data: bytes) -> Logprobs:
     """The log-probs [T] of 4 T bytes, writable. Raises ValueError on a partial element."""
     return np.frombuffer(data, dtype="<f4").astype(np.float32)
+
+
+def halves_to_bytes(values: ArrayLike) -> bytes:
+    """Numbers [T] as 2 T bytes of float16: three digits. Finite ones beyond +-65504 become that.
+    Raises ValueError unless they are floats in one dimension.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind != "f"):
+        raise ValueError(f"expected floats in one dimension, got {array.dtype} {array.shape}")
+    bounded = np.where(np.isfinite(array), np.clip(array, -_LARGEST_HALF, _LARGEST_HALF), array)
+    return bounded.astype("<f2").tobytes()
+
+
+def halves_from_bytes(data: bytes) -> Logprobs:
+    """The numbers [T] of 2 T bytes as float32, writable. Raises ValueError on a partial element."""
+    return np.frombuffer(data, dtype="<f2").astype(np.float32)
 
 
 def experts_to_bytes(experts: Experts) -> bytes:

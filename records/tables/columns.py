@@ -17,6 +17,8 @@ from sqlalchemy import Dialect, Enum, LargeBinary, Text, TypeDecorator
 from records.tables.arrays import (
     experts_from_bytes,
     experts_to_bytes,
+    halves_from_bytes,
+    halves_to_bytes,
     ids_from_bytes,
     ids_to_bytes,
     logprobs_from_bytes,
@@ -95,6 +97,19 @@ class LogprobsBlob(TypeDecorator[Any]):
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
         return None if value is None else logprobs_from_bytes(value)
+
+
+class HalvesBlob(TypeDecorator[Any]):
+    """Numbers [T] as little-endian float16; float32 in Python."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> bytes | None:
+        return None if value is None else halves_to_bytes(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Any:
+        return None if value is None else halves_from_bytes(value)
 
 
 class ExpertsBlob(TypeDecorator[Any]):

@@ -37,6 +37,7 @@ from records.names import (
 from records.tables.columns import (
     CleanText,
     ExpertsBlob,
+    HalvesBlob,
     IdsBlob,
     JsonText,
     LogprobsBlob,
@@ -372,7 +373,9 @@ class ScoreRow(Base):
 
 
 class SampleRow(Base):
-    """What training did with a turn in the step that made `version`."""
+    """What training did with a turn in the step that made `version`; the last four columns are
+    `TokenFigures`, all of them or none.
+    """
 
     __tablename__ = "samples"
     turn_id: Mapped[str] = mapped_column(Text, ForeignKey("turns.turn_id"), primary_key=True)
@@ -384,6 +387,10 @@ class SampleRow(Base):
     advantage_abs_max: Mapped[float] = mapped_column(Double)
     advantages: Mapped[Any] = mapped_column(LogprobsBlob)
     created_at: Mapped[float] = mapped_column(Double)
+    log_ratios: Mapped[Any] = mapped_column(HalvesBlob, nullable=True)
+    weights: Mapped[Any] = mapped_column(HalvesBlob, nullable=True)
+    entropies: Mapped[Any] = mapped_column(HalvesBlob, nullable=True)
+    engine_gaps: Mapped[Any] = mapped_column(HalvesBlob, nullable=True)
     # The newest trained turns, for reports.
     __table_args__ = (Index(None, "version"),)
 

@@ -38,8 +38,9 @@ from records.training.batches import none_comes, turns_alone, waited_enough, wit
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.repeats import has_score, num_repeatable, repeat_no_more, to_trained
 from records.training.share import UNCAPPED, LessonShares, Share
+from records.training.step_results import SampleResult, figure_columns
 from records.turns.recording import RecordingKind
-from records.types import START, PolicyVersion, SampleResult
+from records.types import START, PolicyVersion
 
 
 def ready_count(
@@ -338,6 +339,7 @@ def _sample_row(result: SampleResult, version: int, now: float) -> dict[str, Any
         "advantage_abs_max": result.advantage_abs_max,
         "advantages": result.advantages,
         "created_at": now,
+        **figure_columns(result),
     }
 
 

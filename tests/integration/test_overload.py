@@ -32,7 +32,8 @@ from records.store import Store
 from records.tables.models import TurnRow, VerdictRow
 from records.training.share import Share
 from records.training.staleness import oldest_allowed
-from records.types import CapturedTurn, SampleResult, VersionSpan
+from records.training.step_results import SampleResult
+from records.types import CapturedTurn, VersionSpan
 from rollout_bridge.config import ClaimLoopConfig, RendererConfig
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig

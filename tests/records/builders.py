@@ -10,10 +10,10 @@ import numpy as np
 from records.messages import Message
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store
+from records.training.step_results import SampleResult, TokenFigures
 from records.types import (
     CapturedTurn,
     PolicyVersion,
-    SampleResult,
     Score,
     Verdict,
     VersionSpan,
@@ -127,6 +127,18 @@ def a_result(turn_id: str, num_tokens: int = 3) -> SampleResult:
         advantage_mean=0.0,
         advantage_abs_max=0.5,
         advantages=advantages,
+        figures=some_figures(num_tokens),
+    )
+
+
+def some_figures(num_tokens: int) -> TokenFigures:
+    """Numbers that float16 has exactly, and a gap that is not known."""
+    ramp = np.arange(num_tokens, dtype=np.float32)
+    return TokenFigures(
+        log_ratios=((ramp - 1) / 4).astype(np.float32),
+        weights=np.full(num_tokens, 0.75, dtype=np.float32),
+        entropies=(ramp / 2).astype(np.float32),
+        engine_gaps=np.where(ramp == 0, np.nan, ramp / 8).astype(np.float32),
     )
 
 

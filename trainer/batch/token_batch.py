@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from records.training.step_results import TokenFigures
 from records.types import Logprobs
 from trainer.batch.collate import MicroBatch, TurnScores, pad_rows
+from trainer.batch.token_figures import advantage_quantiles, token_figures
 from trainer.batch.views import TurnSupport, TurnView
 from trainer.model.token_states import TokenLogprobs
 from trainer.objectives.batch import (
@@ -267,9 +269,9 @@ def _spread_some(batch: MicroBatch, turns: Mapping[int, Tensor]) -> Tensor:
 class BatchTotals:
     """`reduced` are values under the objective's reduction, `sums` over tokens, `maxima` of them;
     `ranges` (smallest, largest) over tokens with a teacher, `advantages` [R] per turn, NaN where a
-    token did not train, `gaps` (sum of |teacher - student|, number of tokens with a teacher) per
-    turn, `unnormalised` as in `BatchStatistics`, `rejected_turns` those that rollout correction
-    rejected as a whole.
+    token did not train, `figures` what else is stored about each token, `gaps` (sum of
+    |teacher - student|, number of tokens with a teacher) per turn, `unnormalised` as in
+    `BatchStatistics`, `rejected_turns` those that rollout correction rejected as a whole.
     """
 
     reduced: dict[str, float] = field(default_factory=dict)
@@ -278,6 +280,7 @@ class BatchTotals:
     ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
     counts: GlobalCounts = NO_COUNTS
     advantages: dict[int, Logprobs] = field(default_factory=dict)
+    figures: dict[int, TokenFigures] = field(default_factory=dict)
     gaps: dict[int, tuple[float, float]] = field(default_factory=dict)
     rows: CorrectionRows = field(default_factory=CorrectionRows)
     num_taught_turns: int = 0
@@ -310,6 +313,7 @@ class BatchTotals:
         for turn, values in batch.gather(advantages_BT).items():
             self.advantages[turn] = values.cpu().numpy().copy()
             self.num_taught_turns += int(bool((views[turn].opd_valid > 0).any()))
+        self.figures |= token_figures(result, assembled.tokens, assembled.compared_BT, batch)
         masks = batch.gather(result.mask_BT)
         for turn, gap in batch.gather(result.gap_BT).items():
             used = masks[turn] > 0
@@ -344,7 +348,7 @@ class BatchTotals:
         return sum(gap for gap, _ in found) / taught if taught > 0 else math.nan
 
     def statistics(self) -> dict[str, float]:
-        """Reduced values, and moments of the advantages over the tokens that trained."""
+        """Reduced values; moments and quantiles of the advantages over the tokens that trained."""
         count = max(self.sums["tokens"], 1.0)
         mean = self.sums["adv"] / count
         variance = max(self.sums["adv_squared"] / count - mean * mean, 0.0)
@@ -364,6 +368,7 @@ class BatchTotals:
                 "teacher_student_absdiff": self.mean_gap,
                 "ratio_max": self.maxima["ratio_max"],
             }
+            | advantage_quantiles(list(self.advantages.values()))
         )
 
 

@@ -141,8 +141,9 @@ class ObjectiveResult:
     `reduced` are values under R, additive over micro-batches; `token_sums` are sums over tokens and
     `token_max` maxima, from which the batch's statistics are made; `token_ranges` are (smallest,
     largest) over tokens with a teacher, if there are any. `distillation_loss` is the objective's
-    own term, `gap_BT` teacher - student of each sampled token. `mask_BT` is the mask after
-    non-finite tokens were taken out.
+    own term, `gap_BT` teacher - student of each sampled token. `weights_BT` are the weights of
+    rollout correction as they were applied, `mask_BT` the mask after non-finite tokens were taken
+    out.
     """
 
     loss: Tensor
@@ -153,6 +154,7 @@ class ObjectiveResult:
     token_ranges: dict[str, tuple[Tensor, Tensor]]
     advantages_BT: Tensor
     gap_BT: Tensor
+    weights_BT: Tensor
     mask_BT: Tensor
     counts: GlobalCounts
 
@@ -215,6 +217,7 @@ def objective_loss(
         token_ranges=ranges,
         advantages_BT=terms.advantages_BT,
         gap_BT=terms.gap_BT.detach(),
+        weights_BT=applied_BT.detach(),
         mask_BT=clean.mask_BT,
         counts=own,
     )

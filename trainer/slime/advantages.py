@@ -32,7 +32,7 @@ from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
 from trainer.slime.agreement import agree, before_step
-from trainer.slime.batch_metrics import BatchReport, batch_metrics
+from trainer.slime.batch_metrics import AdvantageFigures, BatchReport, batch_metrics
 from trainer.slime.calibration import compare_probes
 from trainer.slime.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.last_batch import LastBatch
@@ -78,8 +78,8 @@ def prepare(
     clean = replace(rows.tokens, statistics=step.statistics)
     weights_BT = _weights(clean, step)
     advantages_BT = _advantages(clean, trainer)
-    moments = _settle(local, clean, weights_BT, advantages_BT, step, ranks)
-    report = _report(carriers[0].batch, everything, moments, step)
+    settled = _settle(local, clean, weights_BT, advantages_BT, step, ranks)
+    report = _report(carriers[0].batch, everything, settled, step)
     rewarded = reward_metrics(compared(carriers[0].batch, kls), objective)
     check_taught(report.metrics)
     if args.loss_type == "policy_loss":
@@ -123,29 +123,36 @@ def _settle(
     advantages_BT: Tensor,
     step: Step,
     ranks: Ranks,
-) -> list[dict[str, float]]:
-    """The moments of all ranks; sets, in `step`, the share that can be compared and the sum of this
-    rank's advantages.
+) -> AdvantageFigures:
+    """The advantages of all ranks; sets, in `step`, the share that can be compared and the sum of
+    this rank's advantages.
     """
     comparable_BT = local.batch.spread(
         [torch.isfinite(view.rollout).float() for view in local.views], fill=0.0
     )
-    shares = ranks.of_all(
-        (weighted_sum(comparable_BT, weights_BT).item(), _moments(clean, advantages_BT))
+    trained = advantages_BT[clean.mask_BT > 0].float().cpu().numpy()
+    own = (
+        weighted_sum(comparable_BT, weights_BT).item(),
+        _moments(clean, advantages_BT),
+        trained,
     )
-    step.comparable_share = sum(share for share, _ in shares)
+    shares = ranks.of_all(own)
+    step.comparable_share = sum(share for share, _, _ in shares)
     step.advantage_sum = float((advantages_BT.abs() * clean.mask_BT).sum())
-    return [moment for _, moment in shares]
+    return AdvantageFigures(
+        moments=[moments for _, moments, _ in shares],
+        advantages=[advantages for _, _, advantages in shares],
+    )
 
 
 def _report(
-    facts: BatchFacts, everything: RankFigures, moments: list[dict[str, float]], step: Step
+    facts: BatchFacts, everything: RankFigures, settled: AdvantageFigures, step: Step
 ) -> BatchReport:
     return batch_metrics(
         everything.turns,
         facts,
         Correction(step.trainer.correction.settings()),
-        moments=moments,
+        settled=settled,
         tokens=step.counts.tokens,
         num_nonfinite=everything.nonfinite,
     )

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from records.types import Logprobs
 from rollout_bridge.rehearsal.kinds import LIVE
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.token_batch import Correction, CorrectionRows
+from trainer.batch.token_figures import advantage_quantiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,14 @@ class BatchReport:
     warnings: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageFigures:
+    """Of each rank: sums over the advantages of its tokens that train, and these advantages."""
+
+    moments: Sequence[Mapping[str, float]]
+    advantages: Sequence[Logprobs]
+
+
 NOTHING = BatchReport(metrics={}, warnings=())
 
 
@@ -51,7 +61,7 @@ def batch_metrics(
     facts: BatchFacts,
     correction: Correction,
     *,
-    moments: Sequence[Mapping[str, float]],
+    settled: AdvantageFigures,
     tokens: float,
     num_nonfinite: float,
 ) -> BatchReport:
@@ -61,34 +71,41 @@ def batch_metrics(
     found = corrected(turns, correction)
     by_kind = _gaps_by_kind(turns, facts)
     names = ("adv", "adv_squared", "adv_positive", "gap_abs", "tokens_with_teacher")
+    moments = settled.moments
     sums = {name: sum(moment[name] for moment in moments) for name in names}
     taught = sums["tokens_with_teacher"]
     count = max(tokens, 1.0)
     mean = sums["adv"] / count
     variance = max(sums["adv_squared"] / count - mean * mean, 0.0)
     number = len(turns)
-    metrics = found.metrics | {
-        "opd/adv_mean": mean,
-        "opd/adv_std": math.sqrt(variance),
-        "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
-        "opd/adv_pos_frac": sums["adv_positive"] / count,
-        "teacher_student_absdiff": sums["gap_abs"] / taught if taught > 0 else math.nan,
-        "opd/frac_opd_samples": facts.num_taught / number if number else math.nan,
-        "opd/num_eligible_samples": float(sum(bool((turn.opd_valid > 0).any()) for turn in turns)),
-        "opd/frac_tokens_with_kd": sums["tokens_with_teacher"] / count,
-        "guard/nonfinite_tokens": num_nonfinite,
-        "guard/rejected_tokens": sum(turn.num_rejected for turn in turns),
-        "guard/empty_batch": float(tokens == 0),
-        "guard/modified_turns": float(sum(not turn.is_comparable for turn in turns)),
-        "guard/other_temperature_turns": float(
-            sum(turn.is_comparable and turn.temperature != 1.0 for turn in turns)
-        ),
-        # slime has keys of its own that are called `tokens` and so on.
-        "batch/turns": float(number),
-        "batch/tokens": tokens,
-        "batch/sequences": float(facts.num_rows),
-        **by_kind,
-    }
+    metrics = (
+        found.metrics
+        | advantage_quantiles(settled.advantages)
+        | {
+            "opd/adv_mean": mean,
+            "opd/adv_std": math.sqrt(variance),
+            "opd/adv_abs_max": max((moment["adv_abs_max"] for moment in moments), default=0.0),
+            "opd/adv_pos_frac": sums["adv_positive"] / count,
+            "teacher_student_absdiff": sums["gap_abs"] / taught if taught > 0 else math.nan,
+            "opd/frac_opd_samples": facts.num_taught / number if number else math.nan,
+            "opd/num_eligible_samples": float(
+                sum(bool((turn.opd_valid > 0).any()) for turn in turns)
+            ),
+            "opd/frac_tokens_with_kd": sums["tokens_with_teacher"] / count,
+            "guard/nonfinite_tokens": num_nonfinite,
+            "guard/rejected_tokens": sum(turn.num_rejected for turn in turns),
+            "guard/empty_batch": float(tokens == 0),
+            "guard/modified_turns": float(sum(not turn.is_comparable for turn in turns)),
+            "guard/other_temperature_turns": float(
+                sum(turn.is_comparable and turn.temperature != 1.0 for turn in turns)
+            ),
+            # slime has keys of its own that are called `tokens` and so on.
+            "batch/turns": float(number),
+            "batch/tokens": tokens,
+            "batch/sequences": float(facts.num_rows),
+            **by_kind,
+        }
+    )
     return BatchReport(metrics=metrics, warnings=found.warnings)
 
 

@@ -17,13 +17,15 @@ import torch
 
 from records.names import DropReason
 from records.reading.summary import VoteSummary
+from records.training.step_results import SampleResult, TokenFigures
 from records.turns.recording import RecordingKind
-from records.types import Logprobs, ReadySample, SampleResult
+from records.types import Logprobs, ReadySample
 from rollout_bridge.rehearsal.kinds import LIVE, counts_by_kind
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
 from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
+from trainer.batch.token_figures import QUANTILE_KEYS
 from trainer.batch.views import TeachingPlan, TurnView, has_teacher
 from trainer.checkpoints.manifest import Manifest
 from trainer.config import TrainerConfig
@@ -37,6 +39,7 @@ from trainer.step.preparation import PreparedBatch
 
 STATISTIC_KEYS = frozenset(
     {
+        *QUANTILE_KEYS,
         "opd/adv_mean",
         "opd/adv_std",
         "opd/adv_abs_max",
@@ -79,13 +82,15 @@ def term_ratios(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
     """`skipped` is None if the weights changed. `advantages` has [R] values per sample, in order,
-    NaN for a token that did not train. `untrained` gives, by index, why a sample has no such token,
+    NaN for a token that did not train; `figures` what the last pass computed at each token, None
+    for a sample that was in no pass. `untrained` gives, by index, why a sample has no such token,
     unless the reason is a log-prob of the trainer's.
     """
 
     skipped: DropReason | None
     metrics: dict[str, float]
     advantages: list[Logprobs]
+    figures: list[TokenFigures | None]
     untrained: Mapping[int, DropReason] = field(default_factory=dict)
 
     @property
@@ -96,14 +101,16 @@ class UpdateReport:
     def among(self, kept: Sequence[int], samples: Sequence[ReadySample]) -> UpdateReport:
         """This report of the `kept` ones as one of all `samples`: the others' teacher failed."""
         advantages = [np.full(len(one.response_ids), np.nan, np.float32) for one in samples]
-        for index, own in zip(kept, self.advantages, strict=True):
-            advantages[index] = own
+        figures: list[TokenFigures | None] = [None] * len(samples)
+        for index, own, seen in zip(kept, self.advantages, self.figures, strict=True):
+            advantages[index], figures[index] = own, seen
         lost = set(range(len(samples))) - set(kept)
         failed = dict.fromkeys(lost, DropReason.TEACHER_LOGPROBS_INVALID)
         return replace(
             self,
             metrics=self.metrics | {"guard/teacher_invalid_turns": float(len(lost))},
             advantages=advantages,
+            figures=figures,
             untrained=failed | {kept[index]: why for index, why in self.untrained.items()},
         )
 
@@ -146,8 +153,10 @@ def trained_results(
     guards.
     """
     return [
-        _result(sample, age, advantages)
-        for sample, age, advantages in zip(samples, staleness, report.advantages, strict=True)
+        _result(sample, age, advantages, figures)
+        for sample, age, advantages, figures in zip(
+            samples, staleness, report.advantages, report.figures, strict=True
+        )
         if np.isfinite(advantages).any()
     ]
 
@@ -224,7 +233,9 @@ def hint_metrics(
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _result(sample: ReadySample, staleness: int, advantages: Logprobs) -> SampleResult:
+def _result(
+    sample: ReadySample, staleness: int, advantages: Logprobs, figures: TokenFigures | None
+) -> SampleResult:
     """Mean and maximum over the tokens that trained."""
     finite = advantages[np.isfinite(advantages)]
     return SampleResult(
@@ -233,6 +244,7 @@ def _result(sample: ReadySample, staleness: int, advantages: Logprobs) -> Sample
         advantage_mean=float(finite.mean()),
         advantage_abs_max=float(np.abs(finite).max()),
         advantages=advantages,
+        figures=figures,
     )
 
 

@@ -179,6 +179,7 @@ class Updater:
             skipped=None if changed else skipped,
             metrics=metrics,
             advantages=[total.advantages[index] for index in range(len(samples))],
+            figures=[total.figures[index] for index in range(len(samples))],
             untrained=dict.fromkeys(total.rejected_turns, DropReason.ROLLOUT_REJECTED),
         )
 
@@ -201,7 +202,8 @@ class Updater:
             )
         if not kept:
             skipped = DropReason.TEACHER_LOGPROBS_INVALID
-            return UpdateReport(skipped=skipped, metrics={}, advantages=[]).among(kept, samples)
+            nothing = UpdateReport(skipped=skipped, metrics={}, advantages=[], figures=[])
+            return nothing.among(kept, samples)
         gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
         taken = [samples[index] for index in kept]
         report = self.update(taken, step, version_gaps=gaps, rate=rate)

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from records.store import Store
-from records.types import ReadySample, SampleResult
+from records.training.step_results import SampleResult
+from records.types import ReadySample
 from rollout_bridge.guard.waiting import LAST_CHECK_S, CheckWait
 from rollout_bridge.stop_order import STOP_FILE, serve_newest
 from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from

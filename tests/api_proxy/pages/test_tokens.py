@@ -17,10 +17,8 @@ def decode(ids: list[int]) -> str:
     return bytes(ids).decode(errors="replace")
 
 
-def signal(*values: float | None, is_signed: bool = True, nearest: float = 0.0) -> Signal:
-    return Signal(
-        name="s", title="S", says="", values=list(values), is_signed=is_signed, nearest=nearest
-    )
+def signal(*values: float | None, nearest: float = 0.0) -> Signal:
+    return Signal(name="s", title="S", says="", values=list(values), nearest=nearest)
 
 
 def test_ids_that_share_a_character_have_it_once() -> None:
@@ -47,6 +45,20 @@ def test_a_colour_is_as_strong_as_its_number_is_large() -> None:
     outlier = signal(*[0.1] * 99, 50.0)
     assert outlier.scale == pytest.approx(0.1)
     assert strengths(outlier)[0] == 4
+    rare = signal(*[1.0] * 99, 0.0, nearest=1.0)
+    assert (rare.scale, strengths(rare)[-1]) == (1.0, -4)
+
+
+def test_the_legend_has_the_sides_that_occur() -> None:
+    def colours(*values: float | None, nearest: float = 0.0) -> list[str]:
+        return [colour for colour, _ in signal(*values, nearest=nearest).legend]
+
+    assert colours(-1.0, -2.0) == ["sm4", "sm2", "sp0"]
+    assert colours(1.0, 2.0) == ["sp0", "sp2", "sp4"]
+    assert colours(0.5, 2.0, None, nearest=1.0) == ["sm4", "sm2", "sp0", "sp2", "sp4", "no"]
+    assert colours(None) == []
+    assert signal(0.0, 1.0, nearest=1.0).legend[0] == ("sm4", "0.02 and below")
+    assert signal(3.0, None).legend[-1] == ("no", "not known (1)")
 
 
 def test_a_token_tells_its_numbers_and_stays_text() -> None:

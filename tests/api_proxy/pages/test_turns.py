@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from tests.records.builders import (
 )
 
 PATH = "/v1/runs/current/turns"
+Trainer = Literal["here", "earlier program", "slime"]
 
 
 @pytest.fixture
@@ -39,7 +42,15 @@ def teacher() -> ScriptedEngine:
     return ScriptedEngine()
 
 
-async def trained(door: Door, hint: str = "use Celsius", text: str = "", **changes: Any) -> str:
+async def trained(
+    door: Door,
+    hint: str = "use Celsius",
+    text: str = "",
+    *,
+    by: Trainer = "here",
+    version: int = 1,
+    **changes: Any,
+) -> str:
     """A turn that was trained under a hint; the teacher read it in two more ids."""
     store = door.store
     [mark] = door.rendering.tokenizer.encode("!", add_special_tokens=False)
@@ -59,7 +70,13 @@ async def trained(door: Door, hint: str = "use Celsius", text: str = "", **chang
     score = a_score(turn.turn_id, hint=hint, hinted_prompt_ids=hinted)
     assert await store.commit_scores(OWNER, [score])
     assert await store.lease(owner=TRAINER, count=1, ttl_s=60.0)
-    await store.commit_step(version=a_version(1), results=[a_result(turn.turn_id)])
+    made, result = a_version(version), a_result(turn.turn_id)
+    if by == "slime":
+        await store.commit_handed_over(owner=TRAINER, version=made, turn_ids=[turn.turn_id])
+        return turn.turn_id
+    if by == "earlier program":
+        result = replace(result, figures=None)
+    await store.commit_step(version=made, results=[result])
     return turn.turn_id
 
 
@@ -74,13 +91,45 @@ async def test_each_token_has_its_numbers(door: Door) -> None:
     assert signals["policy"] == pytest.approx(turn.rollout_logprobs.tolist())
     assert signals["gap"] == pytest.approx((-0.25 - turn.rollout_logprobs).tolist())
     assert signals["version"] == [0.0, 0.0, 0.0]
+    assert signals["ratio"] == pytest.approx([math.exp(-0.25), 1.0, math.exp(0.25)])
+    assert signals["weight"] == [0.75, 0.75, 0.75]
+    assert signals["mask"] == [1.0, 1.0, 1.0]
+    assert signals["entropy"] == [0.0, 0.5, 1.0]
+    assert signals["engine"] == [None, 0.125, 0.25]
     assert [one["version"] for one in found["samples"]] == [1]
     page = (await door.client.get(f"/ui/turns/{turn_id}")).text
-    assert 'class="t sm4" title="Token 1, id 7. Advantage: -0.5000; Teacher minus policy:' in page
+    numbers = "Advantage: -0.5000; Ratio: 0.7788; Weight: 0.7500; Mask: 1; Entropy: 0.0000;"
+    assert f'class="t sm4" title="Token 1, id 7. {numbers} Engine against' in page
     assert "Version 1 trained on it" in page
     by_policy = (await door.client.get(f"/ui/turns/{turn_id}?signal=policy")).text
     assert '<option value="policy" selected>' in by_policy
     assert 'class="t sm4" title="Token 1' in by_policy
+
+
+async def test_each_signal_has_its_scale(door: Door) -> None:
+    turn_id = await trained(door)
+    by_ratio = (await door.client.get(f"/ui/turns/{turn_id}?signal=ratio")).text
+    assert '<span class="t sp0">1</span>' in by_ratio
+    assert '<span class="t sm4">0.7' in by_ratio
+    assert '<span class="t sp4">1.2' in by_ratio
+    engine = (await door.client.get(f"/ui/turns/{turn_id}?signal=engine")).text
+    assert '<span class="t no">not known (1)</span>' in engine
+
+
+async def test_a_step_that_reported_less_is_said(door: Door) -> None:
+    """Trained before figures were stored; and by slime, which hands over ids alone."""
+    old = await trained(door, by="earlier program")
+    found = (await door.client.get(f"{PATH}/{old}")).json()
+    assert found["tokens"]["signals"]["mask"] == [1.0, 1.0, 1.0]
+    for name in ("ratio", "weight", "entropy", "engine"):
+        assert found["tokens"]["signals"][name] == [None] * 3
+        page = (await door.client.get(f"/ui/turns/{old}?signal={name}")).text
+        assert "None of the tokens has this number.</strong> It was trained before" in page
+    slime = await trained(door, by="slime", version=2)
+    for name in ("advantage", "mask", "engine"):
+        page = (await door.client.get(f"/ui/turns/{slime}?signal={name}")).text
+        assert "Version 2 trained it" in page
+        assert "slime&#39;s trainer does not report them" in page
 
 
 async def test_log_probs_of_two_temperatures_make_no_gap(door: Door) -> None:
@@ -154,7 +203,7 @@ async def test_what_is_not_known_is_said(door: Door) -> None:
     assert found["tokens"]["signals"]["advantage"] == [None, None, None]
     assert found["hinted"] is None
     page = (await door.client.get(f"/ui/turns/{turn_id}")).text
-    assert "None of the tokens has this number." in page
+    assert "None of the tokens has this number.</strong> No step has trained this answer." in page
     assert "The judge has not voted." in page
     assert "No hinted prompt was made for it." in page
     assert (await door.client.post(f"{PATH}/{turn_id}/teacher")).status_code == 409

@@ -128,6 +128,10 @@ def test_votes_hints_and_samples_name_their_turn(a_run: ARun) -> None:
     [sample] = lines(a_run.out / "samples.jsonl")
     assert (sample["turn_id"], sample["version"], sample["teacher"]) == (turn_id, 1, "start")
     assert sample["advantages"] == [-0.5, 0.0, 0.5]
+    assert sample["log_ratios"] == [-0.25, 0.0, 0.25]
+    assert sample["weights"] == [0.75, 0.75, 0.75]
+    assert sample["entropies"] == [0.0, 0.5, 1.0]
+    assert sample["engine_gaps"] == [None, 0.125, 0.25]
     assert sample["teacher_logprobs"] == [-0.25] * 3
     about = json.loads((a_run.out / "export.json").read_text())
     assert about["rows"] == {"votes": 3, "hints": 1, "samples": 1}

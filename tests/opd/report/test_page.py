@@ -5,47 +5,96 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from api_proxy.measured import Curve
+from api_proxy.pages.login_routes import FILES
 from api_proxy.pages.plots import svg
+from api_proxy.pages.tokens import Signal, signals_of
 from opd.report.curves import correction_curves, metric_rows, run_curves
-from opd.report.page import ReportExample, colored_tokens, style_hash, write_report
+from opd.report.page import (
+    MOST_TOKENS,
+    ReportExample,
+    colored_tokens,
+    style_hash,
+    write_report,
+)
 from tests.api_proxy.pages.hostile import HOSTILE, assert_harmless
+from tests.records.builders import a_turn
 
 
-def example(tokens: list[str], advantages: list[float]) -> ReportExample:
-    return ReportExample(
-        title="Turn 1",
-        prompt="[user] <b>hi</b>",
-        next_state="[user] no",
-        hint="Say hello.",
-        ids=range(len(tokens)),
-        tokens=tokens,
-        advantages=advantages,
+def signal(name: str, values: list[float | None]) -> Signal:
+    return Signal(name=name, title=name.title(), says=f"What {name} is.", values=values)
+
+
+def example(
+    tokens: list[str], advantages: list[float | None], *others: Signal, **changes: Any
+) -> ReportExample:
+    values = {
+        "title": "Turn 1",
+        "prompt": "[user] <b>hi</b>",
+        "next_state": "[user] no",
+        "hint": "Say hello.",
+        "ids": range(len(tokens)),
+        "tokens": tokens,
+        "signals": [signal("advantage", advantages), *others],
+    }
+    return ReportExample(**(values | changes))
+
+
+def test_each_token_gets_the_tint_of_its_number() -> None:
+    [(_, html), (_, by_ratio)] = colored_tokens(
+        example(["<a>", "b\n"], [-2.0, 1.0], signal("ratio", [0.0, 3.0]))
     )
-
-
-def test_each_token_gets_the_tint_of_its_advantage() -> None:
-    html = colored_tokens(example(["<a>", "b\n"], [-2.0, 1.0]))
     assert html.count("<span") == 2
     assert ">&lt;a&gt;</span>" in html
     assert '<span class="t sm4" title="Token 1, id 0. Advantage: -2">' in html
     assert '<span class="t sp2" title="Token 2, id 1. Advantage: 1">' in html
+    assert '<span class="t sp4" title="Token 2, id 1. Ratio: 3">' in by_ratio
 
 
 def test_a_token_that_did_not_train_changes_no_other_tint() -> None:
-    html = colored_tokens(example(["a", "b", "c"], [float("nan"), 2.0, -1.0]))
+    [(_, html)] = colored_tokens(example(["a", "b", "c"], [None, 2.0, -1.0]))
     assert '<span class="t no" title="Token 1, id 0. Advantage: not known">a</span>' in html
     assert '<span class="t sp4"' in html
     assert '<span class="t sm2"' in html
-    assert "nan" not in html
 
 
-def test_tokens_and_advantages_must_have_one_length() -> None:
-    with pytest.raises(ValueError, match="2 ids, 2 tokens and 1 advantages"):
+def test_tokens_and_numbers_must_have_one_length() -> None:
+    with pytest.raises(ValueError, match="ids, tokens and signals have lengths"):
         example(["a", "b"], [0.0])
+
+
+def test_the_choice_of_a_colour_is_frozen_with_its_scale(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    number = MOST_TOKENS + 3
+    unknown = Signal(
+        name="ratio", title="Ratio", says="", values=[None] * number, missing="Slime does not say."
+    )
+    turn = example(["x"] * number, [0.25] * number, unknown)
+    write_report(path, title="r", facts=[], tables=[], curves=[], examples=[turn, turn])
+    page = path.read_text()
+    assert re.findall(r'<input type="radio" name="([^"]*)" id="([^"]*)"( checked)?>', page) == [
+        ("signal-1", "signal-1-advantage", " checked"),
+        ("signal-1", "signal-1-ratio", ""),
+        ("signal-2", "signal-2-advantage", " checked"),
+        ("signal-2", "signal-2-ratio", ""),
+    ]
+    assert "What advantage is." in page
+    assert "0.25 and above" in page
+    assert "None of the tokens has this number.</strong> Slime does not say." in page
+    assert page.count('title="Token ') == 2 * MOST_TOKENS
+    assert "3 more tokens are not shown here." in page
+
+
+def test_the_style_shows_one_pane_for_each_choice() -> None:
+    """Without scripts, the place of a choice among the choices selects the pane at that place."""
+    known = len(signals_of(a_turn("s"), None, None, None))  # type: ignore[arg-type]
+    style = (FILES / "pages.css").read_text(encoding="utf-8")
+    places = re.findall(r"input:nth-of-type\((\d+)\):checked ~ div:nth-of-type\((\d+)\)", style)
+    assert places == [(str(place), str(place)) for place in range(1, known + 1)]
 
 
 def test_page_stands_alone_and_escapes_what_users_wrote(tmp_path: Path) -> None:
@@ -73,7 +122,13 @@ def test_page_stands_alone_and_escapes_what_users_wrote(tmp_path: Path) -> None:
 def test_what_is_stored_stays_text(tmp_path: Path, text: str) -> None:
     path = tmp_path / "report.html"
     turn = ReportExample(
-        title=text, prompt=text, next_state=text, hint=text, ids=[1], tokens=[text], advantages=[1]
+        title=text,
+        prompt=text,
+        next_state=text,
+        hint=text,
+        ids=[1],
+        tokens=[text],
+        signals=[Signal(name="ratio", title="Ratio", says=text, values=[None], missing=text)],
     )
     write_report(
         path,

@@ -60,6 +60,9 @@ async def test_a_store_with_turns_in_every_state_is_in_order(store: Store) -> No
         ("UPDATE message_nodes SET body = '{}'", "messages do not match their hash"),
         ("UPDATE turn_tokens SET prompt_length = 99", "lengths of its tokens"),
         ("UPDATE turn_tokens SET response_ids = prompt_ids", "do not match their checksum"),
+        ("UPDATE samples SET advantages = entropies", "1 samples do not have a number for each"),
+        ("UPDATE samples SET weights = advantages", "1 samples do not have a number for each"),
+        ("UPDATE samples SET log_ratios = NULL", "1 samples do not have a number for each"),
         (
             "UPDATE totals SET num_rows = num_rows + 1 WHERE name LIKE 'turn:ready:%'",
             "the total of turn:ready::0 is",

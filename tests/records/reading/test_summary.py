@@ -77,11 +77,11 @@ async def test_one_example_of_each_version_if_asked(store: Store) -> None:
         await store.commit_step(version=a_version(number, number - 1), results=results)
         trained.append(set(turn_ids))
     found = await store.example_turns(5, one_per_version=True)
-    assert [one.version for one in found] == [2, 1]
+    assert [one.sample.version for one in found] == [2, 1]
     for one, turn_ids in zip(found, reversed(trained), strict=True):
         assert one.turn.turn_id in turn_ids
-    assert [one.version for one in await store.example_turns(5)] == [2, 2, 1, 1]
-    assert [one.version for one in await store.example_turns(1, one_per_version=True)] == [2]
+    assert [one.sample.version for one in await store.example_turns(5)] == [2, 2, 1, 1]
+    assert [one.sample.version for one in await store.example_turns(1, one_per_version=True)] == [2]
 
 
 async def test_examples_show_the_way_of_a_turn(store: Store) -> None:

@@ -9,6 +9,8 @@ from hypothesis.extra import numpy as hnp
 from records.tables.arrays import (
     as_ids,
     checksum,
+    halves_from_bytes,
+    halves_to_bytes,
     ids_from_bytes,
     ids_to_bytes,
     logprobs_from_bytes,
@@ -78,3 +80,18 @@ def test_shared_ends_rebuild_the_changed_array(original: np.ndarray, changed: np
     tail = original[len(original) - suffix :]
     assert prefix + suffix <= min(len(original), len(changed))
     np.testing.assert_array_equal(np.concatenate([original[:prefix], middle, tail]), changed)
+
+
+@given(st.lists(st.floats(width=32), max_size=20))
+def test_halves_keep_three_digits_and_what_is_not_known(values: list[float]) -> None:
+    array = np.array(values, dtype=np.float32)
+    back = halves_from_bytes(halves_to_bytes(array))
+    assert len(halves_to_bytes(array)) == 2 * len(array)
+    assert back.dtype == np.float32
+    np.testing.assert_array_equal(np.isnan(back), np.isnan(array))
+    np.testing.assert_array_equal(np.isinf(back), np.isinf(array))
+    finite = np.isfinite(array)
+    bounded = np.clip(array[finite], -65504, 65504)
+    np.testing.assert_allclose(back[finite], bounded, rtol=5e-4, atol=6e-8)
+    with pytest.raises(ValueError, match="floats in one dimension"):
+        halves_to_bytes([1, 2])

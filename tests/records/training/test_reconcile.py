@@ -64,7 +64,7 @@ async def test_turns_of_a_lost_checkpoint_return_and_its_number_is_never_reused(
     chain = [(a_version(one), [kept]), (version, [lost])]
     assert (await store.reconcile(chain)).versions_abandoned == ()
     examples = await store.example_turns(5)
-    assert [(example.turn.turn_id, example.version) for example in examples] == [
+    assert [(example.turn.turn_id, example.sample.version) for example in examples] == [
         (lost, two + 1),
         (kept, one),
     ]

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from sqlalchemy import text
 
 from records.errors import StoreConflict
 from records.names import DropReason, TurnState
@@ -136,7 +138,50 @@ async def test_a_step_writes_version_samples_and_states_together(store: Store) -
     assert (await store.counts())[TRAINED] == 2
     [example, _] = await store.example_turns(5)
     assert example.sample.advantages.tolist() == pytest.approx([-0.5, 0.0, 0.5])
-    assert example.version == 1
+    assert example.sample.version == 1
+
+
+NAMES = ("log_ratios", "weights", "entropies", "engine_gaps")
+
+
+async def bytes_of_weights(store: Store, turn_id: str) -> int | None:
+    statement = text(f"SELECT length(weights) FROM samples WHERE turn_id = '{turn_id}'")
+    return await store.read(lambda connection: connection.scalar(statement))
+
+
+async def test_figures_of_each_token_are_kept_and_equal_weights_once(store: Store) -> None:
+    alike, unlike, silent, left_out = turn_ids = await ready(store, 4)
+    assert await leased(store, 4) == turn_ids
+    nan = np.nan
+    weights = {
+        alike: [0.75, 0.75, 0.75],
+        unlike: [0.75, 1.5, 0.75],
+        left_out: [nan, 0.75, 0.75],
+    }
+    results = []
+    for turn_id in turn_ids:
+        result = a_result(turn_id)
+        figures = None
+        if turn_id != silent:
+            assert result.figures is not None
+            given = np.array(weights[turn_id], dtype=np.float32)
+            figures = replace(result.figures, weights=given)
+        advantages = np.array([nan, 0.0, 0.5], dtype=np.float32)
+        if turn_id != left_out:
+            advantages = result.advantages
+        results.append(replace(result, figures=figures, advantages=advantages))
+    await store.commit_step(version=a_version(1), results=results)
+    for result in results:
+        found = await store.whole_turn(result.turn_id)
+        assert found is not None
+        [sample] = found[1].samples
+        assert (sample.figures is None) == (result.turn_id == silent)
+        if sample.figures is not None and result.figures is not None:
+            for name in NAMES:
+                own, given = getattr(sample.figures, name), getattr(result.figures, name)
+                np.testing.assert_array_equal(own, given)
+    sizes = [await bytes_of_weights(store, turn_id) for turn_id in turn_ids]
+    assert sizes == [2, 6, None, 2]
 
 
 async def test_a_step_that_contradicts_the_store_writes_nothing(store: Store) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.slime.batches import rows_of, samples_of
 from tests.trainer.slime.one_process import OneProcess, arguments, backward, rollout_data
 from tests.trainer.tiny import load, save_model
+from trainer.batch.token_figures import QUANTILE_KEYS
 from trainer.config import TrainerConfig
 from trainer.slime.advantages import prepare
 from trainer.slime.batch_metrics import BatchReport
@@ -54,12 +55,14 @@ def test_extremes_are_the_embedded_trainers(name: str, folder) -> None:
     options = {"name": name, "topk": 8} if name == "forward_kl_topk" else {"name": name}
     config = config_of(objective=options)
     samples = samples_of(load(folder).freeze())
-    report, _ = said_of(folder, samples, config)
+    report, own = said_of(folder, samples, config)
     wanted = Updater(load(folder), None, config).update(samples, 0).metrics
     assert report.metrics.keys() >= {f"{PREFIX}{key}" for key in EXTREMES}
     for key in EXTREMES:
         assert report.metrics[f"{PREFIX}{key}"] == pytest.approx(wanted[key], abs=1e-5), key
     assert wanted["opd/loss_max"] > wanted["opd/loss_min"]
+    for key in QUANTILE_KEYS:
+        assert own[key] == pytest.approx(wanted[key], abs=1e-5), key
 
 
 def test_turns_of_every_temperature_are_compared_with_their_engine(folder) -> None:
