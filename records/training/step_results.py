@@ -89,14 +89,14 @@ def figure_columns(result: SampleResult) -> dict[str, Logprobs | None]:
 
 
 def stored_sample(row: Row[Any]) -> StoredSample:
-    """A sample from its row. Raises ValueError for lengths that differ."""
+    """A sample from its row. Figures of other lengths than its advantages are not known: the row is
+    damaged, which `verify` finds.
+    """
     values = row._asdict()
     columns = {name: values.pop(name) for name in _COLUMNS}
-    figures = None
-    if columns["log_ratios"] is not None:
-        advantages = values["advantages"]
-        if len(columns["weights"]) == 1:
-            one = np.where(np.isnan(advantages), np.nan, columns["weights"])
-            columns["weights"] = one.astype(np.float32)
-        figures = TokenFigures(**columns)
-    return StoredSample(**values, figures=figures)
+    advantages = values["advantages"]
+    if columns["weights"] is not None and len(columns["weights"]) == 1:
+        one = np.where(np.isnan(advantages), np.nan, columns["weights"])
+        columns["weights"] = one.astype(np.float32)
+    fits = all(one is not None and len(one) == len(advantages) for one in columns.values())
+    return StoredSample(**values, figures=TokenFigures(**columns) if fits else None)
