@@ -27,9 +27,9 @@ def replay_story(summary: dict[str, Any], hints: Sequence[RecordedHint]) -> list
         f"{imported['turns_rendered']} of the answers could be written as tokens of "
         f"{model_name(summary['model'])}. Nobody answered anything anew.",
         *_resampled(turns),
-        f"The judge read what followed {counted(turns['judged'], 'answer')}. {turns['accepted']} "
-        "times it found an objection (what the answer should have been), and wrote it down as a "
-        "hint.",
+        f"The judge read what followed {counted(turns['judged'], 'answer')}. After "
+        f"{turns['accepted']} of them it found an objection (what the answer should have been), "
+        "and wrote it down as a hint.",
         *(
             f"For example, on message {one.position} of session {short(one.session_name)}: "
             f"“{short(one.hint)}”"

@@ -41,12 +41,14 @@ async def story(folder: Path, store: Store, steps: Sequence[Mapping[str, Any]]) 
     return [
         f"{counted(sum(counts.values()), 'request')} in {sessions} of users were answered by "
         f"{_model(folder)}{_when(trained)}.",
-        f"The judge read what followed {counted(judged, 'answer')}. {accepted} times it found an "
-        "objection (what the answer should have been), and wrote it down as a hint"
+        f"The judge read what followed {counted(judged, 'answer')}. After {accepted} of them it "
+        "found an objection (what the answer should have been), and wrote it down as a hint"
         + (f"; the memory keeps {counted(kept, 'different hint')}." if kept else "."),
         *(_newest(one, words.get(one.hint_id)) for one in hints),
         f"{counted(len(trained), 'step')} trained {counts[TurnState.TRAINED]} of these turns, and "
-        f"lessons of the hints. The newest version is {0 if latest is None else latest.version}.",
+        f"lessons of the hints. The newest version is {0 if latest is None else latest.version}."
+        if trained
+        else "No step has trained yet.",
         *_stopped(folder),
     ]
 

@@ -86,7 +86,9 @@ async def test_serve_answers_before_it_has_started_learning_records_judges_and_s
         process.send_signal(signal.SIGINT)
         assert await asyncio.wait_for(process.wait(), 60) == 0
     assert b"stopped" in await process.stdout.read()
-    assert "Mean importance weight" in (tmp_path / "report.html").read_text()
+    report = (tmp_path / "report.html").read_text()
+    assert "The judge read what followed 1 answer." in report
+    assert "No step has trained yet." in report
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert sum(summary["turns"].values()) == 2
     paths = [tmp_path, *tmp_path.rglob("*")]

@@ -25,7 +25,7 @@ TOO_FAR = 1.5
 """Nats per token."""
 _AIM = 0.4
 """Nats per token that a suggested rate should lead to."""
-_MOST_TRIES = 6
+_MOST_TRIES = 12
 _DRAWN = 32
 """Tokens drawn at each position to estimate the KL."""
 

@@ -68,7 +68,7 @@ def test_the_story_says_what_was_read_found_trained_and_gained() -> None:
     told = replay_story(summary(held_out=held_out), [HINT])
     assert told[0].startswith("3 recorded sessions with 21 answers were read")
     assert "20 of the answers could be written as tokens of models/small." in told[0]
-    assert told[1].startswith("The judge read what followed 18 answers. 6 times it found")
+    assert told[1].startswith("The judge read what followed 18 answers. After 6 of them it found")
     assert told[2].endswith("session airline-1: “Name the fee <first>.”")
     assert told[3].startswith("2 updates trained 4 of them. 2 were held out")
     assert "It was 0.500 [" in told[4]

@@ -64,7 +64,7 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
     for title in ("Loss", "Ratios", "Clipped tokens", "Mean importance weight"):
         assert f"<figcaption>{title}</figcaption>" in page
     assert "2 requests in 1 session of users were answered by the policy; the first step" in page
-    assert "The judge read what followed 2 answers. 2 times it found an objection" in page
+    assert "The judge read what followed 2 answers. After 2 of them it found an objection" in page
     assert "1 step trained 0 of these turns" in page
     assert "Before and after" not in page
     assert "Health warnings" not in page
