@@ -18,6 +18,7 @@ from records.types import Ids
 from trainer.config import TrainerConfig
 from trainer.model.policy import Policy
 from trainer.model.token_states import TokenRequest
+from trainer.step.update import new_optimizer
 
 USUAL = (0.03, 0.6)
 """Nats per token: how far models moved that the recipe was measured on (docs/lora.md)."""
@@ -39,13 +40,7 @@ def first_batch_kl(policy: Policy, texts: Sequence[Ids], config: TrainerConfig) 
     """
     parameters = policy.trainable_parameters()
     kept = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
-    optimizer = torch.optim.AdamW(
-        parameters,
-        lr=config.learning_rate,
-        betas=config.adam_betas,
-        eps=config.adam_eps,
-        weight_decay=config.weight_decay,
-    )
+    optimizer = new_optimizer(parameters, config)
     generator = torch.Generator(device=policy.device).manual_seed(0)
     rows = [_row(ids, policy.device) for ids in texts]
     num_tokens = sum(int(mask_BT.sum()) for _, mask_BT in rows)

@@ -79,14 +79,7 @@ class Updater:
         self.expected_keys = expected_keys(config, self._correction)
         """Metrics that every update reports."""
         self._parameters = policy.trainable_parameters()
-        self.optimizer = torch.optim.AdamW(
-            self._parameters,
-            lr=config.learning_rate,
-            betas=config.adam_betas,
-            eps=config.adam_eps,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
+        self.optimizer = new_optimizer(self._parameters, config)
         self._probed = False
 
     def _preparation_by(self, plan: TeachingPlan) -> BatchPreparation:
@@ -289,6 +282,20 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr
+
+
+def new_optimizer(
+    parameters: Sequence[torch.nn.Parameter], config: TrainerConfig
+) -> torch.optim.AdamW:
+    """AdamW at the peak rate."""
+    return torch.optim.AdamW(
+        parameters,
+        lr=config.learning_rate,
+        betas=config.adam_betas,
+        eps=config.adam_eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
 
 
 def loss_settings(config: TrainerConfig) -> LossSettings:
