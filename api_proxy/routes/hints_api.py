@@ -181,15 +181,15 @@ def status_of(name: str | None) -> HintStatus | None:
         raise invalid(f"'status' must be one of {known}.", "status") from None
 
 
-async def answered(service: TurnService, asked: Awaitable[T]) -> T:
-    """What the store answers to a reading. Raises ApiError 503 if it does not answer in READ_S, or
-    has another schema, and 500 if what is stored is damaged.
+async def answered(service: TurnService, asked: Awaitable[T], slow: str = _SLOW) -> T:
+    """What the store answers. Raises ApiError 503 if it does not answer in READ_S, which `slow`
+    says, or has another schema, and 500 if what is stored is damaged.
     """
     try:
         async with asyncio.timeout(READ_S):
             return await asked
     except TimeoutError:
-        raise store_unavailable(service.config.retry_after_s, _SLOW) from None
+        raise store_unavailable(service.config.retry_after_s, slow) from None
     except StoreError as error:
         raise store_refusal(service, error) from error
 
@@ -198,13 +198,7 @@ async def committed(service: TurnService, change: Awaitable[T]) -> T:
     """What the store says once a change is committed. Raises as `answered`; after READ_S, the
     change may have been made or not.
     """
-    try:
-        async with asyncio.timeout(READ_S):
-            return await change
-    except TimeoutError:
-        raise store_unavailable(service.config.retry_after_s, _UNSURE) from None
-    except StoreError as error:
-        raise store_refusal(service, error) from error
+    return await answered(service, change, _UNSURE)
 
 
 def store_refusal(service: TurnService, error: StoreError) -> ApiError:
