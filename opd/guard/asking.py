@@ -22,6 +22,7 @@ from opd.guard.limits import repeated_share
 from opd.rehearsal.policy_sampler import Answer, PolicySampler
 from records.messages import Message, content_text
 from records.types import Ids
+from rollout_bridge.bootstrap import mean_estimate
 from rollout_bridge.engine.errors import EngineRejected
 from rollout_bridge.guard.checks import Checked, Figures
 from rollout_bridge.rendering.rendering import Rendering
@@ -78,6 +79,15 @@ def _figures(answers: Sequence[_Measured]) -> Figures:
     )
 
 
+def _upper_bound(surprises: Sequence[tuple[float, str]], *, seed: int) -> float | None:
+    """Of the 95% interval of their mean, resampled by canary; None if there is no interval."""
+    if not surprises:
+        return None
+    values, canaries = zip(*surprises, strict=True)
+    interval = mean_estimate(values, canaries, seed=seed).interval
+    return None if interval is None else interval.high
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A version's results on the canaries, and its answers to them."""
@@ -110,6 +120,11 @@ class Asker:
             if is_right is not None
         ]
         figures = _figures([measured for measured, _ in results])
+        surprises = [
+            (measured.surprise, canary.name)
+            for canary, (measured, _) in zip(asked, results, strict=True)
+            if measured.surprise is not None
+        ]
         row = Checked(
             **figures.model_dump(),
             version=version,
@@ -117,6 +132,7 @@ class Asker:
             passed=sum(is_right for _, is_right in decided),
             asked=len(decided),
             undecided=len(results) - len(decided),
+            surprise_most=_upper_bound(surprises, seed=version),
             failed=dict(Counter(name for name, is_right in decided if not is_right)),
             took_s=time.monotonic() - began,
         )

@@ -55,7 +55,9 @@ class GuardConfig(BaseModel):
     max_longer: float = Field(default=3.0, gt=1)
     """Answers may be up to this many times as long as the start's, or as short."""
     least_entropy: float = Field(default=0.1, ge=0, le=1)
-    """Share of the start's surprise per token that must remain."""
+    """Share of the start's surprise per token that must remain in answers to canaries. A version
+    fails if the upper bound of its 95% interval is lower.
+    """
     max_repeated: float = Field(default=0.3, ge=0, le=1)
     """Share of repeated sequences of four tokens that is allowed on top of the start's."""
     check_timeout_s: float = Field(default=10.0, gt=0)

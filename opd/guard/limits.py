@@ -17,7 +17,7 @@ _MOST_UNDECIDED = 0.5
 def breaches(config: GuardConfig, start: Checked, now: Checked) -> list[str]:
     """What is wrong with a version, in sentences; empty for one that may serve."""
     found = [*_passed(config, start, now), *_drift(config, start, now, "answers to canaries")]
-    found += [*_jump(config, now), *_gap(config, now)]
+    found += [*_entropy(config, start, now), *_jump(config, now), *_gap(config, now)]
     if now.recorded is not None and now.recorded_start is not None:
         where = "answers to recorded requests"
         found += _drift(config, now.recorded_start, now.recorded, where)
@@ -65,6 +65,19 @@ def _gap(config: GuardConfig, now: Checked) -> Iterator[str]:
         )
 
 
+def _entropy(config: GuardConfig, start: Checked, now: Checked) -> Iterator[str]:
+    """Of canaries alone: at recorded requests, training is to make the wanted answer certain."""
+    if not start.surprise or now.surprise is None:
+        return
+    most = now.surprise if now.surprise_most is None else now.surprise_most
+    if most < config.least_entropy * start.surprise:
+        yield (
+            f"answers to canaries have {now.surprise / start.surprise:.0%} of the start's entropy "
+            f"(at most {most / start.surprise:.0%}), at least {config.least_entropy:.0%} are "
+            "required (guard.least_entropy)"
+        )
+
+
 def _drift(config: GuardConfig, start: Figures, now: Figures, of: str) -> Iterator[str]:
     if now.kl is not None and now.kl > config.max_kl:
         yield (
@@ -77,13 +90,6 @@ def _drift(config: GuardConfig, start: Figures, now: Figures, of: str) -> Iterat
             yield (
                 f"{of} have {now.tokens:.0f} tokens, the start's {start.tokens:.0f}: more than "
                 f"{config.max_longer:g} times as many, or as few (guard.max_longer)"
-            )
-    if start.surprise and now.surprise is not None:
-        share = now.surprise / start.surprise
-        if share < config.least_entropy:
-            yield (
-                f"{of} have {share:.0%} of the start's entropy, at least "
-                f"{config.least_entropy:.0%} are required (guard.least_entropy)"
             )
     if (
         now.repeated is not None

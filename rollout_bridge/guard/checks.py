@@ -34,11 +34,12 @@ class Figures(BaseModel):
 
 class Checked(Figures):
     """A version's results on the canaries. `passed` of `asked` answers did what their canary wants;
-    on `undecided` ones the judge or the user's function did not decide. `recorded` are its answers
-    to recorded requests, `recorded_start` the start model's to the same ones; None: there were
-    none. `kl_last` is the mean of log pi_good - log pi per token of the answers of version
-    `last_good`, the one that passed last; None: that one's answers are not known. `gap` is the mean
-    of log pi - log q per token of answers to trained turns, where q is the start model under the
+    on `undecided` ones the judge or the user's function did not decide. `surprise_most` is the
+    upper bound of the 95% interval of `surprise`; None: there is none, as with one canary.
+    `recorded` are its answers to recorded requests, `recorded_start` the start model's to the same
+    ones; None: there were none. `kl_last` is the mean of log pi_good - log pi per token of the
+    answers of version `last_good`, the one that passed last; None: that one's answers are not
+    known. `gap` is the mean of log pi - log q per token of answers to trained turns, where q is the start model under the
     turn's hint, and `gap_start` that of the start model's answers; None: no turn was trained under
     a hint, or none can be answered. All in nats. `breaches` names the limits that were broken.
     """
@@ -48,6 +49,7 @@ class Checked(Figures):
     passed: int
     asked: int
     undecided: int = 0
+    surprise_most: float | None = None
     recorded: Figures | None = None
     recorded_start: Figures | None = None
     kl_last: float | None = None
