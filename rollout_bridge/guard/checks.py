@@ -39,9 +39,10 @@ class Checked(Figures):
     `recorded` are its answers to recorded requests, `recorded_start` the start model's to the same
     ones; None: there were none. `kl_last` is the mean of log pi_good - log pi per token of the
     answers of version `last_good`, the one that passed last; None: that one's answers are not
-    known. `gap` is the mean of log pi - log q per token of answers to trained turns, where q is the start model under the
-    turn's hint, and `gap_start` that of the start model's answers; None: no turn was trained under
-    a hint, or none can be answered. All in nats. `breaches` names the limits that were broken.
+    known. `gap` is the mean of log pi - log q per token of answers to trained turns, where q is the
+    start model under the turn's hint, and `gap_start` that of the start model's answers; None: no
+    turn was trained under a hint, or none can be answered. All in nats. `breaches` names the limits
+    that were broken.
     """
 
     version: int

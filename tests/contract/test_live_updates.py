@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -192,6 +193,44 @@ async def test_every_token_is_of_the_weights_it_names(
     assert max(len(turn.version_spans) for turn in turns) > 1
     num_continued = sum(turn.sampling["num_continuations"] > 0 for turn in turns)
     assert (num_continued > 0) is (mode == "abort")
+
+
+def new_schema(number: int) -> dict[str, Any]:
+    """A tool that no engine has seen, whose grammar takes a while to compile."""
+    names = [f"place-{number}-{place}" for place in range(400)]
+    fields = {f"field_{n}": {"type": "string", "enum": names} for n in range(8)}
+    parameters = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"type": "function", "function": {"name": "go", "parameters": parameters}}
+
+
+@pytest.mark.parametrize("mode", ["retract", "abort"])
+async def test_an_update_while_a_grammar_is_compiled_leaves_nothing_of_older_weights(
+    live_url, rendering, folders, forward, tmp_path, mode
+) -> None:
+    """An engine may refuse to forget its cache then, after it has changed its weights."""
+    forced = {"tool_choice": {"type": "function", "function": {"name": "go"}}, "max_tokens": 8}
+    asking = []
+    async with live_door(live_url, rendering, folders, tmp_path, mode) as door:
+
+        async def update() -> None:
+            for number in range(NUM_UPDATES):
+                await door.in_the_midst(40)
+                messages = [{"role": "user", "content": "Where?"}]
+                asking.append(
+                    asyncio.create_task(
+                        door.ask(messages, stream=False, tools=[new_schema(number)], **forced)
+                    )
+                )
+                await asyncio.sleep(0.05)
+                await door.publish()
+            await door.in_the_midst(40)
+
+        answers = await traffic_during(door, update)
+        await asyncio.gather(*asking)
+        turns = [await door.turn(answer) for answer in answers]
+    for answer, turn in zip(answers, turns, strict=True):
+        check_answer(door, answer, turn, rendering)
+        assert not is_plain(turn) or largest_gap(forward, turn) < 1e-3
 
 
 async def test_replies_with_a_cache_of_several_weights_are_marked_and_do_not_train(
