@@ -129,7 +129,12 @@ class EngineClient:
                 self._http.abort_later(rid)
                 raise
 
-        reply, version = await self._with_adapter(attempt)
+        try:
+            reply, version = await self._with_adapter(attempt)
+        except EngineRejected as refusal:
+            if wire.is_early_abort(refusal):
+                return wire.nothing_sampled(len(ids))
+            raise
         found = wire.read_generation(reply, len(ids), self.config.routed_experts_topk)
         return wire.of_version(found, version)
 
@@ -202,7 +207,14 @@ class EngineClient:
                 self._http.abort_later(rid)
                 raise
 
-        (events, reader, chunk), version = await self._with_adapter(attempt)
+        try:
+            (events, reader, chunk), version = await self._with_adapter(attempt)
+        except EngineRejected as refusal:
+            if not wire.is_early_abort(refusal):
+                raise
+            final = wire.nothing_sampled(len(ids))
+            yield GenerationChunk(new_ids=(), new_logprobs=(), final=final)
+            return
         try:
             while True:
                 final = None if chunk.final is None else wire.of_version(chunk.final, version)
@@ -272,8 +284,10 @@ class EngineClient:
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = True) -> None:
         """Load the weights in folder `path` and label them `version`.
 
-        `flush_cache=False` only together with a pause in mode `in_place`. Raises EngineRejected
-        when the folder cannot be loaded; the engine then keeps its weights and label.
+        `flush_cache=False` only while the engine is paused, and its cache is empty or its mode is
+        `in_place`. Raises EngineRejected when the folder cannot be loaded; the engine then keeps
+        its weights and label. With `flush_cache` SGLang also refuses, after it has changed both,
+        while requests stand in the way: unpaused, it waits for them instead.
         """
         body = {"model_path": path, "weight_version": version, "flush_cache": flush_cache}
         reply = await self._http.control("/update_weights_from_disk", body)
@@ -320,7 +334,9 @@ class EngineClient:
         await self._http.abort(request_id)
 
     async def flush_cache(self) -> None:
-        """Forget cached prefixes."""
+        """Forget cached prefixes. Raises EngineRejected while requests run, or while a request's
+        grammar is being compiled.
+        """
         await self._http.control("/flush_cache", {})
 
     async def model_info(self) -> ModelInfo:

@@ -27,6 +27,8 @@ from rollout_bridge.engine.types import (
     WeightSpan,
 )
 
+_EARLY_ABORT = "Aborted by AbortReq."
+
 
 def checked_ids(input_ids: Sequence[int] | Ids, vocab_size: int | None) -> list[int]:
     """The ids as a list of int; raises ValueError when empty or outside [0, vocab_size).
@@ -107,6 +109,28 @@ def _finished(
         )
     except (ValueError, TypeError, KeyError) as error:
         raise EngineProtocolError(str(error)) from error
+
+
+def nothing_sampled(num_input: int) -> Generation:
+    """What is left of a request that was aborted before it began, as of one that waited."""
+    return Generation(
+        output_ids=np.empty(0, dtype=np.int32),
+        output_logprobs=np.empty(0, dtype=np.float32),
+        text="",
+        finish_reason="abort",
+        matched=None,
+        weight_version=None,
+        weight_spans=None,
+        prompt_tokens=num_input,
+        cached_tokens=0,
+    )
+
+
+def is_early_abort(refusal: EngineRejected) -> bool:
+    """Whether a request was aborted, not refused: SGLang refuses one that is aborted while its
+    grammar is being compiled.
+    """
+    return refusal.message == _EARLY_ABORT
 
 
 def of_version(generation: Generation, version: ServedVersion | None) -> Generation:

@@ -195,12 +195,12 @@ async def test_every_token_is_of_the_weights_it_names(
     assert (num_continued > 0) is (mode == "abort")
 
 
-def new_schema(number: int) -> dict[str, Any]:
-    """A tool that no engine has seen, whose grammar takes a while to compile."""
+def new_shape(number: int) -> dict[str, Any]:
+    """A wanted form that no engine has seen, whose grammar takes a while to compile."""
     names = [f"place-{number}-{place}" for place in range(400)]
     fields = {f"field_{n}": {"type": "string", "enum": names} for n in range(8)}
-    parameters = {"type": "object", "properties": fields, "required": list(fields)}
-    return {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    schema = {"type": "object", "properties": fields, "required": list(fields)}
+    return {"type": "json_schema", "json_schema": {"name": "places", "schema": schema}}
 
 
 @pytest.mark.parametrize("mode", ["retract", "abort"])
@@ -208,19 +208,15 @@ async def test_an_update_while_a_grammar_is_compiled_leaves_nothing_of_older_wei
     live_url, rendering, folders, forward, tmp_path, mode
 ) -> None:
     """An engine may refuse to forget its cache then, after it has changed its weights."""
-    forced = {"tool_choice": {"type": "function", "function": {"name": "go"}}, "max_tokens": 8}
+    messages = [{"role": "user", "content": "Where?"}]
     asking = []
     async with live_door(live_url, rendering, folders, tmp_path, mode) as door:
 
         async def update() -> None:
             for number in range(NUM_UPDATES):
                 await door.in_the_midst(40)
-                messages = [{"role": "user", "content": "Where?"}]
-                asking.append(
-                    asyncio.create_task(
-                        door.ask(messages, stream=False, tools=[new_schema(number)], **forced)
-                    )
-                )
+                fields = {"response_format": new_shape(number), "max_tokens": 8}
+                asking.append(asyncio.create_task(door.ask(messages, number % 2 == 0, **fields)))
                 await asyncio.sleep(0.05)
                 await door.publish()
             await door.in_the_midst(40)

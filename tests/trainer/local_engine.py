@@ -29,7 +29,7 @@ class Info:
 
 class LocalEngine:
     """`served`: the file that says which adapter answers, as the engine client's requests do.
-    `refuses_adapters`: why it takes none.
+    `refuses_adapters`: why it takes none. `compiling`: how often it does not empty its cache.
     """
 
     def __init__(self, path: str, version: str = "0"):
@@ -39,6 +39,8 @@ class LocalEngine:
         self.refuses_adapters: str | None = None
         self._adapted: dict[str, Policy] = {}
         self.paused = False
+        self.is_empty = False
+        self.compiling = 0
         self.calls: list[str] = []
         self.modes: list[str] = []
         self.fail: Counter[str] = Counter()
@@ -60,14 +62,23 @@ class LocalEngine:
         self.modes.append(mode)
         self.paused = True
 
+    async def flush_cache(self) -> None:
+        self._call("flush_cache")
+        assert self.paused
+        if self.compiling:
+            self.compiling -= 1
+            raise EngineRejected(400, "a grammar is being compiled")
+        self.is_empty = True
+
     async def resume(self) -> None:
         self._call("resume")
-        self.paused = False
+        self.paused = self.is_empty = False
 
     async def update_weights(self, path: str, version: str, *, flush_cache: bool = True) -> None:
         self._call("update_weights")
         assert self.paused
-        assert flush_cache is (self.modes[-1] != "in_place")
+        assert not flush_cache
+        assert self.is_empty is (self.modes[-1] != "in_place")
         self._load(path)
         self.version = version
 

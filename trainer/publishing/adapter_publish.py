@@ -24,6 +24,7 @@ from rollout_bridge.engine.served import AdapterRef, ServedFile, ServedVersion
 from trainer.checkpoints.manifest import Manifest
 from trainer.model.lora import save_adapter
 from trainer.model.policy import Policy
+from trainer.publishing.exchange import WeightHolder, exchange_weights
 from trainer.publishing.publish import PublishedWeights
 
 logger = logging.getLogger(__name__)
@@ -39,16 +40,13 @@ def adapter_name(manifest: Manifest) -> str:
     return f"opd-v{manifest.version:06d}-{manifest.hash[:12]}"
 
 
-class AdapterEngine(Protocol):
+class AdapterEngine(WeightHolder, Protocol):
     """The part of the engine client that publication of adapters uses."""
 
     async def load_adapter(self, name: str, path: str) -> None: ...
     async def unload_adapter(self, name: str) -> None: ...
     async def adapters(self) -> list[str]: ...
     async def base_info(self) -> Any: ...
-    async def update_weights(self, path: str, version: str) -> Any: ...
-    async def pause(self, mode: Any) -> Any: ...
-    async def resume(self) -> Any: ...
 
 
 async def why_not_adapters(
@@ -209,11 +207,7 @@ class AdapterPublisher:
         """
         label = (await engine.base_info()).weight_version
         if label not in _BASE_LABELS:
-            await engine.pause("retract")
-            try:
-                await engine.update_weights(self._base, "0")
-            finally:
-                await asyncio.shield(engine.resume())
+            await exchange_weights(engine, self._base, 0, mode="retract")
         else:
             await engine.resume()
 

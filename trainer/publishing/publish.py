@@ -5,8 +5,9 @@ load. An engine that fails keeps what it serves (its turns say so by their versi
 again. It knows engines only as `WeightTarget`, and versions only as numbers.
 
 The pause mode says what becomes of running requests (docs/weight_updates.md). Only `in_place` keeps
-the engine's cache; an engine that this trainer has not published to before is always emptied (by
-`retract` then), so that everything it computes from then on is from the weights it names.
+the engine's cache: in the other modes weights change only once the cache is empty. An engine that
+this trainer has not published to before is always emptied (by `retract` then), so that everything
+it computes from then on is from the weights it names.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from records.database import fail_points
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import PauseMode
+from trainer.publishing.exchange import WeightHolder, exchange_weights
 
 logger = logging.getLogger(__name__)
 
@@ -35,20 +36,8 @@ class PublishedWeights:
     adapter: str | None = None
 
 
-class WeightTarget(Protocol):
+class WeightTarget(WeightHolder, Protocol):
     """The part of the engine client that publication uses."""
-
-    async def update_weights(self, path: str, version: str, *, flush_cache: bool) -> Any:
-        """Load the folder `path` and serve it as `version`."""
-        ...
-
-    async def pause(self, mode: PauseMode) -> Any:
-        """Hold requests back; `mode` says what becomes of running ones."""
-        ...
-
-    async def resume(self) -> Any:
-        """Let requests in again."""
-        ...
 
     async def model_info(self) -> Any:
         """Contains, as `weight_version`, what is served."""
@@ -143,15 +132,6 @@ class Publisher:
         return False
 
     async def _load(self, name: str, path: str, version: int) -> None:
-        engine = self._engines[name]
         is_first = self.served[name] is None
         mode = "retract" if is_first and self._mode == "in_place" else self._mode
-        try:
-            await engine.pause(mode)
-            # With requests in its memory an engine can load, but not flush.
-            await engine.update_weights(path, str(version), flush_cache=mode != "in_place")
-            fail_points.reach("publish.loaded")
-        finally:
-            # Also where the pause itself failed, since it may have reached the engine; and through
-            # a cancellation, since an engine that stays paused answers nobody.
-            await asyncio.shield(engine.resume())
+        await exchange_weights(self._engines[name], path, version, mode=mode)

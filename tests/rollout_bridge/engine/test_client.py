@@ -298,3 +298,23 @@ async def test_a_score_that_the_engine_breaks_off_is_asked_again() -> None:
     async with engine.client() as client:
         with pytest.raises(EngineUnavailable, match="aborted a scoring request"):
             await client.score(PROMPT, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_aborted_while_its_grammar_is_compiled_is_an_aborted_one(
+    stream: bool,
+) -> None:
+    message = "Aborted by AbortReq."
+    refused = reply([], {"type": "abort", "message": message, "status_code": 400})
+    refused["meta_info"]["prompt_tokens"] = 1
+    error = {"error": {"message": message, "code": 400}}
+    engine = FaultyEngine(events(refused) if stream else answer(error, status=400))
+    async with engine.client() as client:
+        if stream:
+            [chunk] = [chunk async for chunk in client.stream(PROMPT, PARAMS)]
+            generation = chunk.final
+        else:
+            generation = await client.generate(PROMPT, PARAMS)
+    assert generation is not None
+    assert (generation.finish_reason, generation.output_ids.tolist()) == ("abort", [])
+    assert (generation.weight_version, generation.prompt_tokens) == (None, len(PROMPT))

@@ -23,8 +23,26 @@ def publisher(**engines: LocalEngine) -> Publisher:
 async def test_engines_are_paused_loaded_and_resumed(folder):
     engine = LocalEngine(folder)
     assert await publisher(a=engine).publish(full(folder, 3)) == []
-    assert engine.calls == ["pause", "update_weights", "resume"]
+    assert engine.calls == ["pause", "flush_cache", "update_weights", "resume"]
     assert (engine.version, engine.paused) == ("3", False)
+
+
+async def test_weights_change_only_once_the_cache_is_empty(folder, monkeypatch):
+    monkeypatch.setattr("trainer.publishing.exchange._FLUSH_WAIT_S", 0.001)
+    engine = LocalEngine(folder)
+    engine.compiling = 2
+    assert await publisher(a=engine).publish(full(folder, 3)) == []
+    tried = ["pause", "flush_cache", "resume"]
+    assert engine.calls == [*tried, *tried, "pause", "flush_cache", "update_weights", "resume"]
+
+
+async def test_an_engine_that_never_empties_its_cache_keeps_its_weights(folder, monkeypatch):
+    monkeypatch.setattr("trainer.publishing.exchange._FLUSH_WAIT_S", 0.001)
+    engine = LocalEngine(folder)
+    engine.compiling = 10**6
+    assert await publisher(a=engine).publish(full(folder, 3)) == ["a"]
+    assert "update_weights" not in engine.calls
+    assert (engine.version, engine.paused) == ("0", False)
 
 
 @pytest.mark.parametrize("mode", ["retract", "abort", "in_place"])
