@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,10 +122,16 @@ class LiveDoor:
         assert await self.publisher.publish(self.weights(version)) == []
         self.updates.append(Update(version=version, begun=begun, ended=time.monotonic()))
 
-    async def in_the_midst(self, num_chunks: int) -> None:
-        """Wait until streamed replies have gone on by this many pieces."""
+    async def in_the_midst(
+        self, num_chunks: int, asking: Sequence[asyncio.Task[Answer]] = ()
+    ) -> None:
+        """Wait until streamed replies have gone on by this many pieces; raises where all that are
+        `asking` have ended before.
+        """
         enough = self.num_chunks + num_chunks
         while self.num_chunks < enough:
+            if asking and all(task.done() for task in asking):
+                raise AssertionError(f"all replies ended: {[task.result() for task in asking]}")
             await asyncio.sleep(0.005)
 
     async def ask(self, messages: list[dict[str, Any]], stream: bool, **fields: Any) -> Answer:

@@ -294,7 +294,7 @@ async def test_requests_that_wait_for_their_turn_survive_an_abort(
                 for n in range(24)
             ]
             for _ in range(2):
-                await door.in_the_midst(10)
+                await door.in_the_midst(10, asking)
                 await door.publish()
             answers = await asyncio.gather(*asking)
             turns = [await door.turn(answer) for answer in answers]
@@ -335,9 +335,10 @@ async def test_requests_outlast_a_trainer_that_dies_between_pause_and_resume(
 ) -> None:
     async with live_door(live_url, rendering, folders, tmp_path, mode) as door:
         messages = [{"role": "user", "content": "Tell me about Paris."}]
-        fields = {"max_tokens": MAX_TOKENS}
+        # Long ones: a busy machine reads many tokens at once, and the pause comes in their midst.
+        fields = {"max_tokens": 3 * MAX_TOKENS}
         before = [asyncio.create_task(door.ask(messages, n == 0, **fields)) for n in range(2)]
-        await door.in_the_midst(5)
+        await door.in_the_midst(5, before)
         async with EngineClient(live_url) as trainer:
             await trainer.pause(mode)
         during = [asyncio.create_task(door.ask(messages, n == 0, **fields)) for n in range(2)]
