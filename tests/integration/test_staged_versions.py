@@ -5,12 +5,16 @@ anybody else, and one that fails never does.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from opd.commands.policy_versions import list_versions
 from opd.guard.metrics import GuardMetrics
@@ -20,6 +24,7 @@ from opd.rehearsal.starting import Connections
 from opd.run import config as run_config
 from opd.run.config import RunConfig
 from records.config import StoreConfig
+from records.database import fail_points
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import STAGED_FILE, ServedFile
@@ -177,3 +182,53 @@ async def test_a_version_serves_nobody_before_it_passed_and_never_if_it_fails(
         assert registry.get_sample_value("guard_withdrawn_total") == 0
         listed = list_versions(tmp_path / "config.toml").splitlines()
         assert listed[3].endswith("not published")
+
+
+@pytest.mark.long
+async def test_a_trainer_killed_while_it_stages_serves_nothing_unchecked(
+    tmp_path: Path, policy_url: str, rendering: Rendering
+) -> None:
+    config, staged = configured(tmp_path, policy_url), ServedFile(tmp_path, STAGED_FILE)
+    run_config.save(config, tmp_path / "config.toml")
+    vocab = rendering.vocab_size
+    async with (
+        await Store.open(config.store) as store,
+        EngineClient(policy_url, vocab_size=vocab, served=ServedFile(tmp_path)) as policy,
+        EngineClient(policy_url, vocab_size=vocab) as base,
+    ):
+        agent = Agent(policy)
+        to: Any = {"store": store, "questions": None, "policy": policy, "frozen": base}
+        connections = Connections(**to, rendering=rendering)
+        guard = guard_worker(config, connections, folder=tmp_path, metrics=GuardMetrics())
+        await guard.look()
+        await batch(store, policy, 0)
+        trainer = await started(tmp_path, fail_points.VARIABLE, "publish.staged:1")
+        assert await trainer.wait() == -signal.SIGKILL
+        # The engine has the adapter; nothing names it, and the guard has nothing to check.
+        assert len(await policy.adapters()) == 1
+        assert (staged.current(), await agent.ask()) == (None, "0")
+        await guard.look()
+        assert [row.version for row in read_checks(tmp_path)] == [0]
+        trainer = await started(tmp_path, fail_points.VARIABLE, "never:1")
+        try:
+            async with asyncio.timeout(120):
+                while staged.current() is None:
+                    assert await agent.ask() == "0"
+                await agent.asks_during(guard)
+                assert set(agent.versions) == {"0"}
+                while await agent.ask() != "1":
+                    await asyncio.sleep(0.05)
+        finally:
+            trainer.terminate()
+            await trainer.wait()
+    assert [(row.version, row.staged) for row in read_checks(tmp_path)] == [(0, False), (1, True)]
+
+
+async def started(folder: Path, variable: str, value: str) -> asyncio.subprocess.Process:
+    """`opd train` on the run in `folder`."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "opd.cli.app", "train", "--run", str(folder)),
+        env={**os.environ, variable: value},
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
