@@ -8,7 +8,7 @@ that nothing of it is written again, and so that backups that contain it can be 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ from records.tables.models import (
     SampleRow,
     ScoreRow,
     SessionRow,
+    SessionVariantRow,
     SideSamplesRow,
     TokensRow,
     ToolsetRow,
@@ -95,11 +96,11 @@ def delete_sessions_op(
     _forget_feedback(connection, fed)
     _free_others(connection, turn_ids)
     path = _path_of(connection, turn_ids)
-    variants, toolsets = _shared_bodies(connection, turn_ids)
+    toolsets = _toolsets_of(connection, turn_ids)
     forget_turns(connection, [*turn_ids, *fed], now)
     _delete_turns(connection, turn_ids)
     num_messages = _delete_nodes(connection, path)
-    _delete_variants(connection, variants)
+    _delete_variants(connection, session_ids)
     _delete_toolsets(connection, toolsets)
     num_sessions = 0
     for part in chunks(session_ids):
@@ -214,17 +215,13 @@ def _path_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, int]:
     return found
 
 
-def _shared_bodies(connection: Connection, turn_ids: Sequence[str]) -> tuple[set[str], set[str]]:
-    """Hashes of the message variants and of the toolsets that these turns use."""
-    variants: set[str] = set()
-    toolsets: set[str] = set()
+def _toolsets_of(connection: Connection, turn_ids: Sequence[str]) -> set[str]:
+    """Hashes of the toolsets that these turns use."""
+    found: set[str] = set()
     for part in chunks(turn_ids):
-        statement = select(TurnRow.variants, TurnRow.toolset_hash)
-        for used, toolset in connection.execute(statement.where(TurnRow.turn_id.in_(part))):
-            variants.update((used or {}).values())
-            if toolset is not None:
-                toolsets.add(toolset)
-    return variants, toolsets
+        used = select(TurnRow.toolset_hash).where(TurnRow.turn_id.in_(part))
+        found.update(one for one in connection.scalars(used) if one is not None)
+    return found
 
 
 def _delete_turns(connection: Connection, turn_ids: Sequence[str]) -> None:
@@ -313,15 +310,16 @@ def _turns_below(
             rows.close()
 
 
-def _delete_variants(connection: Connection, hashes: Collection[str]) -> None:
-    if not hashes:
-        return
-    unused = set(hashes)
-    used = select(TurnRow.variants).where(TurnRow.variants.is_not(None))
-    for variants in connection.scalars(used.execution_options(yield_per=1000)):
-        unused.difference_update((variants or {}).values())
-    for part in chunks(sorted(unused)):
-        connection.execute(delete(VariantRow).where(VariantRow.body_hash.in_(part)))
+def _delete_variants(connection: Connection, session_ids: Sequence[str]) -> None:
+    """Delete the forms that only turns of these sessions had."""
+    hashes: set[str] = set()
+    for part in chunks(session_ids):
+        of_these = SessionVariantRow.session_id.in_(part)
+        hashes.update(connection.scalars(select(SessionVariantRow.body_hash).where(of_these)))
+        connection.execute(delete(SessionVariantRow).where(of_these))
+    used = exists().where(SessionVariantRow.body_hash == VariantRow.body_hash)
+    for part in chunks(sorted(hashes)):
+        connection.execute(delete(VariantRow).where(VariantRow.body_hash.in_(part), ~used))
 
 
 def _delete_toolsets(connection: Connection, hashes: Iterable[str]) -> None:

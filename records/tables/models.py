@@ -113,6 +113,14 @@ class VariantRow(Base):
     body: Mapped[Any] = mapped_column(JsonText)
 
 
+class SessionVariantRow(Base):
+    """A form that a turn of the session has (`TurnRow.variants`); a trigger adds the row."""
+
+    __tablename__ = "session_variants"
+    session_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    body_hash: Mapped[str] = mapped_column(Text, primary_key=True, index=True)
+
+
 class ToolsetRow(Base):
     """The tools that a request offered, stored once per content."""
 

@@ -10,6 +10,7 @@ from records.care.deletion import Deleted
 from records.care.housekeeping import Backup, Housekeeping
 from records.care.rows import DeletionRow
 from records.config import StoreConfig
+from records.database.schema import HEAD
 from records.names import TurnState
 from records.store import Store
 from records.tables.models import Base, NodeRow
@@ -32,6 +33,7 @@ from tests.records.builders import (
     turn_in,
 )
 from tests.records.conftest import Clock
+from tests.records.database.test_migrations import move
 
 
 async def sizes(store: Store) -> dict[str, int]:
@@ -271,3 +273,20 @@ async def test_deleted_text_is_in_no_file_of_a_sqlite_store(
             assert secret.encode() not in file.read_bytes(), file.name
         check = text("PRAGMA integrity_check")
         assert await store.read(lambda c: c.scalar(check)) == "ok"
+
+
+async def test_forms_that_an_earlier_program_stored_go_with_their_sessions(
+    store: Store, keeper: Housekeeping
+) -> None:
+    first = a_turn(await a_session(store))
+    second = a_turn(await a_session(store), response={**ANSWER, "reasoning_content": "second"})
+    third = a_turn(await a_session(store), response={**ANSWER, "reasoning_content": "second"})
+    await store.writer.run(lambda connection: move(connection, "0030", down=True))
+    for turn in (first, second, third):
+        await store.record_turn(turn, scope=SCOPE)
+    await store.writer.run(lambda connection: move(connection, HEAD))
+    await forget(keeper, second.session_id)
+    await kept(store, third)
+    await forget(keeper, third.session_id)
+    await kept(store, first)
+    assert not {"message_variants", "session_variants"} & (await sizes(store)).keys()

@@ -11,10 +11,11 @@ from sqlalchemy import Engine, event, text
 from records.care.deletion import delete_sessions_op
 from records.care.housekeeping import Housekeeping
 from records.config import StoreConfig
+from records.database.schema import HEAD
 from records.search import parts
 from records.store import Store
 from records.types import PolicyVersion
-from tests.records.builders import SCOPE, a_session, a_turn, a_version, following
+from tests.records.builders import ANSWER, SCOPE, a_session, a_turn, a_version, following
 from tests.records.conftest import Clock
 from tests.records.database.test_migrations import move
 from tests.records.search.test_finding import asked, found
@@ -60,7 +61,13 @@ async def conversation(store: Store) -> str:
     words = " ".join(f"{session_id}{number}" for number in range(100))
     user = {"role": "user", "content": f"celsius {words}"}
     first = a_turn(session_id, messages=[SYSTEM, user])
-    for turn in (first, following(first)):
+    # The same question again, with an answer that differs in a form of its own.
+    again = a_turn(
+        session_id,
+        messages=[SYSTEM, user],
+        response={**ANSWER, "reasoning_content": f"think of {session_id}"},
+    )
+    for turn in (first, following(first), again):
         await store.record_turn(turn, scope=SCOPE)
     await store.index_texts(10)
     return session_id
@@ -165,7 +172,7 @@ async def test_the_index_of_an_earlier_program_is_moved(
     turn_id = await asked(store, "celsius")
     await store.index_texts(10)
     await store.writer.run(lambda connection: move(connection, "0028", down=True))
-    await store.writer.run(lambda connection: move(connection, "0029"))
+    await store.writer.run(lambda connection: move(connection, HEAD))
     assert await found(store, "celsius") == [turn_id]
     new = await asked(store, "celsius")
     await store.index_texts(10)
