@@ -26,6 +26,7 @@ from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.engine.served import ServedFile
+from rollout_bridge.guard.checks import read_checks
 from rollout_bridge.guard.waiting import LAST_CHECK_S
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.stop_order import read_stop, why_stopped
@@ -72,7 +73,7 @@ async def measured_run(lab: LabConfig, config: RunConfig, folder: Path) -> dict[
         if config.guard.is_on:
             await _last_check(engine, store, folder)
         await processes.supervisor.stop("proxy", "judge", "trainer")
-        version = await _served_version(engine, store, folder)
+        version = await served_version(engine, store, folder)
         after = await _measure(console, "after", engine, rendering, lab, timings)
         said = list(zip(said_before, await _examples(engine, rendering, lab), strict=True))
         gap = await _measure_gap(config, lab, version, folder, timings)
@@ -94,13 +95,15 @@ async def _last_check(engine: EngineClient, store: Store, folder: Path) -> None:
         await asyncio.sleep(1.0)
 
 
-async def _served_version(engine: EngineClient, store: Store, folder: Path) -> int:
-    """The newest version, or the one that a stopped training went back to. Raises StartupError if
-    the engine serves another: it was restarted after the trainer had ended, and the start would be
-    measured.
+async def served_version(engine: EngineClient, store: Store, folder: Path) -> int:
+    """The newest version, the one that a stopped training went back to, or, with a guard, the
+    newest that passed: the trainer may have ended between a step and its check. Raises StartupError
+    if the engine serves another: it was restarted after the trainer had ended, and the start would
+    be measured.
     """
     latest, order = await store.latest_version(), read_stop(folder)
     expected = [latest.version if latest is not None else 0]
+    expected += [row.version for row in read_checks(folder) if not row.breaches][-1:]
     if order is not None and order.serve_version is not None:
         expected.append(order.serve_version)
     served = (await engine.model_info()).weight_version
