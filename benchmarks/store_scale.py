@@ -182,7 +182,7 @@ async def _template(config: StoreConfig) -> None:
             for turn in turns:
                 await store.commit_scores(OWNER, [score_of(turn)])
         for number in range(1, len(judged) // 8 + 1):
-            await _step(store, number, 8)
+            await take_step(store, number, 8)
         for one in sessions:
             await store.close_session(one[0].session_id, "ended")
         while await store.index_texts(50):
@@ -203,7 +203,8 @@ async def _conversation(store: Store, rng: np.random.Generator, turns: int) -> l
     return said
 
 
-async def _step(store: Store, number: int, count: int) -> list[str]:
+async def take_step(store: Store, number: int, count: int) -> list[str]:
+    """Lease and commit a step on `count` turns; returns their ids."""
     samples = await store.lease(owner=OWNER, count=count, ttl_s=600.0)
     version = PolicyVersion(
         version=number,
@@ -355,7 +356,7 @@ async def _often(
             await store.commit_scores(OWNER, [score_of(turn)])
 
     async def step() -> None:
-        if not await _step(store, await store.next_version(), 2):
+        if not await take_step(store, await store.next_version(), 2):
             raise SystemExit("no turn was ready")
 
     await clock("claim and judge 4 turns", judge)
