@@ -137,3 +137,5 @@ async def test_the_configuration_chooses_a_teacher(
         door.will_say("Hi.")
         _, turn = await door.say(HELLO, headers, **({"tools": offered} if offered else {}))
     assert turn.teacher_key == key
+    # Kept whether a route knows it or not.
+    assert turn.data_source == headers.get("X-Data-Source")
