@@ -58,14 +58,15 @@ class CapturedTurn:
     their log-probabilities at the sampling temperature. If `token_parent_id` is set, the first
     `num_shared_ids` prompt ids equal the first ids of that turn's prompt + response (bridged
     prompts), and the store keeps only the rest. A `drop_reason` stores the turn as dropped.
-    `teacher_key` names the teacher that the client asked for, `user_id` the end user that it
-    answers for. `request_echo` are the fields of the request that its client may read again with
-    the reply; None: it may not ask for it again. `routed_experts` [T, layers, topk] are the experts
-    that a mixture-of-experts engine sent each token to, T = P + R - 1: the last token went through
-    no layer. `findings` counts secrets and personal data by kind (None: not looked for yet); a turn
-    that was redacted has an `identity` and no tokens. `drop_detail` gives details of the drop: for
-    a side turn, the rule that made it one. A turn of a `recording` may have no version, and NaN for
-    `rollout_logprobs`: both come when the policy has scored it.
+    `teacher_key` names the teacher that the client asked for or a route chose, `data_source` where
+    the task comes from, `user_id` the end user that it answers for. `request_echo` are the fields
+    of the request that its client may read again with the reply; None: it may not ask for it again.
+    `routed_experts` [T, layers, topk] are the experts that a mixture-of-experts engine sent each
+    token to, T = P + R - 1: the last token went through no layer. `findings` counts secrets and
+    personal data by kind (None: not looked for yet); a turn that was redacted has an `identity` and
+    no tokens. `drop_detail` gives details of the drop: for a side turn, the rule that made it one.
+    A turn of a `recording` may have no version, and NaN for `rollout_logprobs`: both come when the
+    policy has scored it.
     """
 
     turn_id: str
@@ -87,6 +88,7 @@ class CapturedTurn:
     latency_s: float | None
     drop_reason: DropReason | None = None
     teacher_key: str | None = None
+    data_source: str | None = None
     request_echo: dict[str, Any] | None = None
     routed_experts: Experts | None = None
     user_id: str | None = None
@@ -162,6 +164,7 @@ class TurnRecord:
     hint: str | None = None
     candidates: tuple[str, ...] = ()
     teacher_key: str | None = None
+    data_source: str | None = None
     findings: dict[str, int] | None = None
     num_reactions: int = 0
     feedback_reward: float | None = None

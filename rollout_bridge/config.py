@@ -76,8 +76,8 @@ class TeacherRoutes(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     sources: dict[str, str] = Field(default_factory=dict)
-    """By where the task comes from: the header `X-Data-Source` of a request, the `data_source` of a
-    recorded session.
+    """By where the task comes from: the header `X-Data-Source` of a request or its field
+    `data_source`, the `data_source` of a recorded session.
     """
     keys: dict[str, str] = Field(default_factory=dict)
     """By the name of the API key."""
@@ -112,8 +112,8 @@ class ScoringConfig(BaseModel):
     teachers: dict[str, str | list[str]] = Field(default_factory=dict)
     """Further teachers: name -> base URL of an engine, or of several with the same weights, which
     take turns; one that does not answer is left out for a while. A client names one for its
-    requests in the header `X-Teacher`; a turn that names an unknown one is dropped as
-    `unknown_teacher`.
+    requests in the header `X-Teacher` or the field `teacher`; a turn that names an unknown one is
+    dropped as `unknown_teacher`.
     """
     routes: TeacherRoutes = TeacherRoutes()
     """Who scores turns whose client names no teacher, in place of the default one."""

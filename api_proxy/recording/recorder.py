@@ -299,6 +299,7 @@ def captured_turn(
         drop_reason=drop_reason(rollout, reply, circumstances, version_fault, config),
         drop_detail=turn.kind.rule,
         teacher_key=turn.completion.teacher or _routed(turn, routes),
+        data_source=turn.completion.source,
         request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
         user_id=turn.completion.user_id,
         routed_experts=whole_experts(rollout),

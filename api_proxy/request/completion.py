@@ -142,8 +142,8 @@ def completion_of(
         session=_session(headers, fields),
         turn_type=_turn_type(headers, fields),
         session_done=_session_done(headers, fields),
-        teacher=_name_in(headers, "X-Teacher", "teacher"),
-        source=_name_in(headers, "X-Data-Source", "data_source"),
+        teacher=_name_in(headers, "X-Teacher", "teacher", fields.teacher),
+        source=_name_in(headers, "X-Data-Source", "data_source", fields.data_source),
         traceparent=headers.get("traceparent"),
         num_bytes=num_bytes,
         shape=shape,
@@ -274,10 +274,12 @@ def _session(headers: Mapping[str, str], fields: ChatRequest) -> str | None:
     return name
 
 
-def _name_in(headers: Mapping[str, str], header: str, param: str) -> str | None:
-    name = headers.get(header.lower(), "").strip()
+def _name_in(
+    headers: Mapping[str, str], header: str, param: str, in_body: str | None
+) -> str | None:
+    name = headers.get(header.lower(), "").strip() or (in_body or "").strip()
     if len(name) > 256 or not name.isprintable():
-        raise invalid(f"'{header}' has at most 256 characters, all printable.", param)
+        raise invalid(f"'{header}' ('{param}') has at most 256 characters, all printable.", param)
     return name or None
 
 

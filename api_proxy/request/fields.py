@@ -31,7 +31,7 @@ SHAPING = (
     "chat_template_kwargs",
 )
 """Those that every API for conversations serves: a text that is continued has no template."""
-SESSION = ("session_id", "session_done", "turn_type")
+SESSION = ("session_id", "session_done", "turn_type", "teacher", "data_source")
 """This project's own."""
 
 METADATA = frozenset(

@@ -27,6 +27,7 @@ TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 
 
 Pattern: TypeAlias = Annotated[str, Field(min_length=1, max_length=8192)]
+Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 Choices: TypeAlias = Annotated[
     list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)
 ]
@@ -186,9 +187,11 @@ class ChatRequest(BaseModel):
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     user: Annotated[str, Field(max_length=512)] | None = None
     safety_identifier: Annotated[str, Field(max_length=512)] | None = None
-    session_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    session_id: Name | None = None
     turn_type: Literal[TurnType.MAIN, TurnType.SIDE] | None = None
     session_done: bool | None = None
+    teacher: Name | None = None
+    data_source: Name | None = None
 
     @property
     def enable_thinking(self) -> bool | None:

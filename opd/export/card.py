@@ -49,8 +49,9 @@ with the lowest, which is from the turn `rejected_turn_id`.
 """
 _FOOT = """
 `tools` is JSON text, or null without tools; so are the `arguments` of a call. `turn_id` and
-`session_id` name the turn in the records. Whoever asks to be forgotten there must be forgotten here
-too: find the rows by `session_id`{and_more}.
+`session_id` name the turn in the records; `data_source` is where its task comes from, or null if
+nobody said. Whoever asks to be forgotten there must be forgotten here too: find the rows by
+`session_id`{and_more}.
 """
 _KINDS: dict[Dataset, tuple[str, str]] = {
     "sft": ("Answers that needed no correction", _SFT),

@@ -151,6 +151,7 @@ def _names(turn: TurnRecord) -> Row:
         "tools": turn.tools or None,
         "turn_id": turn.turn_id,
         "session_id": turn.session_id,
+        "data_source": turn.data_source,
     }
 
 

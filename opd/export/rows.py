@@ -126,6 +126,9 @@ def _text_fields(whole: WholeTurn) -> Row:
             {"content": one.message["content"], "reward": one.reward, "created_at": one.created_at}
             for one in whole.feedback
         ],
+        "data_source": turn.data_source,
+        "teacher_key": turn.teacher_key,
+        "teacher": whole.score.teacher if whole.score is not None else None,
         "votes": [vote.text for vote in verdict.votes] if verdict and verdict.votes else None,
         "hint": turn.hint,
         "reward": verdict.reward if verdict is not None else None,
@@ -183,6 +186,8 @@ def sample_rows(whole: WholeTurn) -> Iterator[Row]:
             **_names(whole.turn),
             "version": sample.version,
             "staleness": sample.staleness,
+            "data_source": whole.turn.data_source,
+            "teacher_key": whole.turn.teacher_key,
             "advantage_mean": sample.advantage_mean,
             "advantage_abs_max": sample.advantage_abs_max,
             "advantages": sample.advantages,

@@ -39,7 +39,7 @@ def session_of(
         if entry.fault is not None
     }
     yield from problems.values()
-    turns = _turns(entries, problems, tools)
+    turns = _turns(entries, problems, tools, data_source)
     if not turns:
         detail = "the session contains no assistant message"
         yield origin.problem(ImportProblem.NO_ASSISTANT_TURN, detail)
@@ -53,7 +53,6 @@ def session_of(
         line=origin.line,
         turns=tuple(turns),
         outcome_reward=outcome_reward,
-        data_source=data_source,
     )
 
 
@@ -73,7 +72,10 @@ def _with_missing_calls(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _turns(
-    entries: Sequence[Entry], problems: dict[int, Problem], tools: list[dict[str, Any]]
+    entries: Sequence[Entry],
+    problems: dict[int, Problem],
+    tools: list[dict[str, Any]],
+    data_source: str | None,
 ) -> list[RecordedTurn]:
     by_position = {entry.position: entry for entry in entries}
     children: dict[int, list[Entry]] = {}
@@ -96,6 +98,7 @@ def _turns(
             tools=tools,
             response=entry.message,
             next_state=_next_state(entry, children),
+            data_source=data_source,
             problem=next(filter(None, [*found, problems.get(entry.position)]), None),
         )
     return list(turns.values())

@@ -219,10 +219,11 @@ class _SessionImport:
             drop_reason=DropReason.SENSITIVE if holds_findings else None,
             findings={},
             teacher_key=self._settings.routes.teacher_of(
-                source=self._session.data_source,
+                source=turn.data_source,
                 key=None,
                 tools=[tool["function"]["name"] for tool in turn.tools],
             ),
+            data_source=turn.data_source,
             recording=Recording(
                 kind=(
                     RecordingKind.RECORDED_WITH_LOGPROBS if has_logprobs else RecordingKind.RECORDED

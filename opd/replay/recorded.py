@@ -120,8 +120,8 @@ class RecordedTurn:
     turn of its session has it. `parent` is the position of the turn that this one continues, which
     comes before it; None: the first. Turns of edited or repeated requests share a parent. `votes`
     are raw texts of a judge, if the recording has some. `enable_thinking` is the chat template's
-    switch that the request set, None if it set none. `problem` is why it cannot train although it
-    is context for others.
+    switch that the request set, None if it set none. `data_source` is where its task comes from, as
+    recorded. `problem` is why it cannot train although it is context for others.
     """
 
     position: int
@@ -133,14 +133,13 @@ class RecordedTurn:
     tokens: RecordedTokens | None = None
     votes: tuple[str, ...] | None = None
     enable_thinking: bool | None = None
+    data_source: str | None = None
     problem: Problem | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedSession:
-    """One conversation of a recording, its turns in order; `outcome_reward` and `data_source`
-    (where its task comes from) as recorded.
-    """
+    """One conversation of a recording, its turns in order; `outcome_reward` as recorded."""
 
     session_id: str
     format: RecordingFormat
@@ -148,7 +147,6 @@ class RecordedSession:
     line: int | None
     turns: tuple[RecordedTurn, ...]
     outcome_reward: float | None = None
-    data_source: str | None = None
 
 
 Recording: TypeAlias = Iterator[RecordedSession | Problem]

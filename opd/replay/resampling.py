@@ -125,6 +125,7 @@ class PolicyResampler:
             latency_s=answer.latency_s,
             drop_reason=answer.drop,
             teacher_key=turn.teacher_key,
+            data_source=turn.data_source,
             findings=turn.findings or {},
             recording=replace(turn.recording, kind=RecordingKind.RESAMPLED, votes=None),
         )

@@ -121,6 +121,7 @@ def _record(
         hint=row.hint,
         candidates=hint_candidates(row),
         teacher_key=row.teacher_key,
+        data_source=row.data_source,
         findings=row.findings,
         num_reactions=len(said) + (row.next_state is not None),
         feedback_reward=reward,

@@ -173,6 +173,7 @@ class TurnRow(Base):
         BigInteger, ForeignKey("policy_versions.version")
     )
     teacher_key: Mapped[str | None] = mapped_column(CleanText)
+    data_source: Mapped[str | None] = mapped_column(CleanText)
     request_echo: Mapped[Any] = mapped_column(JsonText, nullable=True)
     user_id: Mapped[str | None] = mapped_column(CleanText)
     findings: Mapped[Any] = mapped_column(JsonText, nullable=True)

@@ -204,6 +204,7 @@ def _turn_row(
         "finish_reason": turn.finish_reason,
         "latency_s": turn.latency_s,
         "teacher_key": turn.teacher_key,
+        "data_source": turn.data_source,
         "request_echo": turn.request_echo,
         "user_id": turn.user_id,
         "findings": turn.findings or None,

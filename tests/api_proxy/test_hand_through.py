@@ -106,9 +106,24 @@ async def test_a_teacher_that_a_client_names_is_stored(
 
 @pytest.mark.parametrize("header", ["X-Teacher", "X-Data-Source"])
 async def test_a_name_that_cannot_be_one_is_refused(door: Door, header: str) -> None:
+    field = header.removeprefix("X-").lower().replace("-", "_")
     response = await door.post(HELLO, {header: "m" * 300})
     assert response.status_code == 400
     assert header in response.json()["error"]["message"]
+    for name in ("m" * 300, "a\nb", "", 7):
+        response = await door.post(HELLO, {}, **{field: name})
+        assert response.status_code == 400, name
+        assert response.json()["error"]["param"] == field
+
+
+async def test_a_client_that_sets_no_headers_says_it_in_the_body(door: Door) -> None:
+    door.will_say("Hi.")
+    _, turn = await door.say(HELLO, teacher=" math ", data_source="gsm8k")
+    assert (turn.teacher_key, turn.data_source) == ("math", "gsm8k")
+    door.will_say("Hello.")
+    others = {"X-Teacher": "code", "X-Data-Source": "mbpp"}
+    _, turn = await door.say(HELLO, others, teacher="math", data_source="gsm8k")
+    assert (turn.teacher_key, turn.data_source) == ("code", "mbpp")
 
 
 @pytest.mark.parametrize(
@@ -137,3 +152,5 @@ async def test_the_configuration_chooses_a_teacher(
         door.will_say("Hi.")
         _, turn = await door.say(HELLO, headers, **({"tools": offered} if offered else {}))
     assert turn.teacher_key == key
+    # Kept whether a route knows it or not.
+    assert turn.data_source == headers.get("X-Data-Source")

@@ -37,11 +37,13 @@ A turn's fields. Those without "optional" are required.
     votes            optional, null. Raw texts of the judge's votes, in their order
     sampling         optional, null. Only its `enable_thinking` is read: true or false if the
                      request set the chat template's switch of that name, else null or absent
+    data_source      optional, null. Where the task comes from; it may choose the teacher again
 
 These are written for people and other programs, and are not read back, because a replay makes them
 again: `version_spans` ([[version, start, end], ...]), `state`, `drop_reason`, `drop_detail`,
-`hint`, `finish_reason`, `created_at`. Any other field is ignored too, so that a later writer of
-version 1 may add some.
+`hint`, `teacher_key` (the teacher that the client or a route named, null for the default one),
+`teacher` (who scored it, null before that), `finish_reason`, `created_at`. Any other field is
+ignored too, so that a later writer of version 1 may add some.
 
 A redacted turn has its messages as they are stored and no ids. A deleted one is left out, with
 `parent_turn_id` null and nothing shared in the turns that continued it.

@@ -44,6 +44,7 @@ class ExportedTurn(_Strict):
     distribution_modified: str | None = None
     votes: list[str] | None = None
     sampling: ExportedSampling | None = None
+    data_source: str | None = None
 
     @model_validator(mode="after")
     def _tokens_are_whole(self) -> ExportedTurn:

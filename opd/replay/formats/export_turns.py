@@ -101,6 +101,7 @@ class TurnReading:
             tokens=tokens if self._renderer is not None else None,
             votes=None if exported.votes is None else tuple(exported.votes),
             enable_thinking=exported.sampling and exported.sampling.enable_thinking,
+            data_source=exported.data_source,
             problem=in_prompt or problem or _side_turn(exported, notes),
         )
         ids = None if tokens is None else np.concatenate([tokens.prompt_ids, tokens.response_ids])

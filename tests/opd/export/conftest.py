@@ -25,6 +25,7 @@ class ARun:
 
     def __init__(self, folder: Path, store_url: str) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         self.config_file = folder / "config.toml"
         self.save(model=str(MODEL), url=store_url)
 

@@ -79,7 +79,7 @@ def score(value: float) -> dict[str, Any]:
 
 def test_answers_that_needed_no_correction_are_demonstrations(a_run: ARun, tmp_path: Path) -> None:
     async def work(store: Store) -> str:
-        good = await judged(store, -1, None, -1, tools=TOOLS, response=CALL)
+        good = await judged(store, -1, None, -1, tools=TOOLS, response=CALL, data_source="gsm8k")
         await judged(store, -1, 1)
         await judged(store, None, None)
         await recorded(store)
@@ -94,7 +94,7 @@ def test_answers_that_needed_no_correction_are_demonstrations(a_run: ARun, tmp_p
     for reason in ("NEEDED_CORRECTION", "NOT_JUDGED", "NO_NEXT_STATE", "NOT_MAIN", "NOT_TO_TRAIN"):
         assert f"1 left out: {WORDS[LeftOut[reason]]}" in result.output
     [row] = opened(a_run.out, tmp_path / "cache")
-    assert row["turn_id"] == good
+    assert (row["turn_id"], row["data_source"]) == (good, "gsm8k")
     asked, answered = row["messages"]
     assert {key: value for key, value in asked.items() if value is not None} == USER
     assert answered["content"] is None

@@ -281,7 +281,7 @@ async def test_forms_that_an_earlier_program_stored_go_with_their_sessions(
     first = a_turn(await a_session(store))
     second = a_turn(await a_session(store), response={**ANSWER, "reasoning_content": "second"})
     third = a_turn(await a_session(store), response={**ANSWER, "reasoning_content": "second"})
-    await store.writer.run(lambda connection: move(connection, "0030", down=True))
+    await store.writer.run(lambda connection: move(connection, "0031", down=True))
     for turn in (first, second, third):
         await store.record_turn(turn, scope=SCOPE)
     await store.writer.run(lambda connection: move(connection, HEAD))

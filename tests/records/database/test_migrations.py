@@ -93,7 +93,7 @@ async def test_what_an_earlier_program_left_goes_on(empty_config: StoreConfig) -
 
         [waiting] = await store.claim(TurnState.SCORING, owner=OWNER, limit=9, ttl_s=60.0)
         assert (waiting.turn_id, waiting.candidates) == (turns[TurnState.SCORING], (HINT,))
-        assert waiting.teacher_key is None
+        assert (waiting.teacher_key, waiting.data_source) == (None, None)
         assert await store.commit_scores(OWNER, [a_score(waiting.turn_id)])
         assert await claimed(store, TurnState.JUDGING) == [turns[TurnState.JUDGING]]
         rewarded = a_verdict(turns[TurnState.JUDGING], None, reward=-1.0)
