@@ -72,12 +72,12 @@ def check_tool_parser(tokenizer: Any, name: str | None) -> None:
         return
     if name not in PARSER_MARKS:
         known = ", ".join(PARSER_MARKS)
-        raise ValueError(f"renderer.tool_parser: unknown parser {name!r}; known: {known}")
+        raise ValueError(f"tool_parser: unknown parser {name!r}; known: {known}")
     tokens = tokenizer.get_vocab()
     missing = next((mark for mark in PARSER_MARKS[name] if mark not in tokens), None)
     if missing is not None:
         raise ValueError(
-            f"renderer.tool_parser: {name!r} finds calls by the token {missing}, which the model's "
+            f"tool_parser: {name!r} finds calls by the token {missing}, which the model's "
             "tokenizer does not have: leave it out (calls stay text), or use a model that was "
             "trained on such calls"
         )
