@@ -22,6 +22,10 @@ from rollout_bridge.local_requests import Refusal
 
 logger = logging.getLogger(__name__)
 _MOST_NAMES = 20
+_NO_SUCH_PATH = (
+    "This endpoint has no such path. The base URL of an OpenAI client ends in /v1, that of an "
+    "Anthropic client in the port; a browser finds the pages at /ui."
+)
 
 
 class ApiError(Exception):
@@ -294,7 +298,8 @@ def install(app: FastAPI, shapes: ErrorShapes) -> None:
     async def on_http_error(request: Request, error: HTTPException) -> Response:
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
         headers = dict(error.headers) if error.headers else {}
-        refusal = ApiError(error.status_code, str(error.detail), code=code, headers=headers)
+        message = _NO_SUCH_PATH if code == "unknown_url" else str(error.detail)
+        refusal = ApiError(error.status_code, message, code=code, headers=headers)
         return respond(request, refusal)
 
     @app.exception_handler(Exception)

@@ -125,6 +125,7 @@ class NowFeed:
                 "hint_id": one.hint_id,
                 "hint": one.text,
                 "status": one.status.value,
+                "not_rehearsed": None if one.block is None else one.block.value,
                 "words": words.get(one.hint_id),
             }
             for one in hints

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from api_proxy.access.callers import caller_of
 from api_proxy.access.logins import Login, Logins
 from api_proxy.errors import ApiError
-from api_proxy.pages.words import day_and_time, number, seen, span
+from api_proxy.pages.words import day_and_time, not_practised, number, seen, span
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; "
@@ -48,6 +48,7 @@ def environment_of(loader: BaseLoader) -> Environment:
     environment.filters["time"] = day_and_time
     environment.filters["number"] = number
     environment.filters["span"] = span
+    environment.filters["not_practised"] = not_practised
     return environment
 
 

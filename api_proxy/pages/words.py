@@ -6,6 +6,9 @@ import unicodedata
 from datetime import UTC, datetime
 from typing import Any
 
+from records.hints.types import RehearsalBlock
+from records.reading.drop_words import BLOCK_WORDS
+
 _UNSEEN = {
     number: f"⟨U+{number:04X}⟩"
     for number in (*range(0x3000), 0xFEFF, *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080))
@@ -41,3 +44,8 @@ def span(seconds: float | None) -> str:
 def number(value: float | None) -> str:
     """With four digits; "not measured" for None."""
     return "not measured" if value is None else f"{value:.4g}"
+
+
+def not_practised(block: str) -> str:
+    """Why a hint is not practised, with the name under which the documentation has it."""
+    return f"{BLOCK_WORDS[RehearsalBlock(block)]} ({block})"

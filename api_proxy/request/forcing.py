@@ -201,7 +201,11 @@ class ReplyShaper:
         text = self._example((name or _EXAMPLES[0],), "{}")
         _, found, block = text.rpartition(marker) if marker else ("", "", "")
         if not found:
-            raise unsupported("This model cannot be made to call a tool.", "tool_choice")
+            raise unsupported(
+                "This model cannot be made to call a tool: its tokenizer or its chat template has "
+                "no mark that begins a call. Send 'tool_choice': 'auto'.",
+                "tool_choice",
+            )
         opening = marker + block[: len(block) - len(block.lstrip())]
         if name is not None:
             before, found, _ = block.partition("{}")

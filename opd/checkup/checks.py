@@ -141,6 +141,7 @@ def _model(config: RunConfig) -> Check:
 
 
 def _renderer(config: RunConfig) -> Iterator[Check]:
+    from opd.models.renderer_notes import renderer_note, template_notes
     from rollout_bridge.rendering.rendering import Rendering
 
     try:
@@ -150,17 +151,12 @@ def _renderer(config: RunConfig) -> Iterator[Check]:
             name="renderer", found=str(error), remedy="name the model's family: renderer.name"
         )
         return
-    name = config.renderer.name
-    remedy = None
-    if name == "default":
-        remedy = (
-            "each prompt is rendered anew; if a renderer fits the model, name it with --renderer"
-        )
-    yield Check(name="renderer", found=str(name), remedy=remedy)
-    warnings = [] if rendering.traits is None else rendering.traits.warnings
-    for warning in warnings:
-        yield Check(name="template", found=warning, remedy="use a chat template that shows it")
-    if not warnings:
+    note = renderer_note(rendering, config.renderer)
+    yield Check(name="renderer", found=note.found, remedy=note.remedy)
+    notes = template_notes(rendering)
+    for one in notes:
+        yield Check(name="template", found=one.found, remedy=one.remedy)
+    if not notes:
         yield Check(name="template", found="shows messages, tools and replies")
 
 

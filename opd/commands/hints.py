@@ -16,6 +16,7 @@ from opd.run import config as run_config
 from opd.run.start_checks import check_store
 from records.hints.texts import measuring_texts, usable
 from records.hints.types import Hint, HintPrompt, HintSource, HintState, HintStatus, PromptKind
+from records.reading.drop_words import BLOCK_WORDS
 from records.store import Store
 from rollout_bridge.rehearsal.journal import last_row
 from trainer.errors import StartupError
@@ -88,11 +89,12 @@ def delete(config_file: Path, hint_id: str) -> Outcome:
 
 def line(hint: Hint) -> str:
     """One line for a hint."""
-    words = [hint.hint_id, hint.scope, hint.status.value, f"confirmed {hint.num_confirmed}"]
+    asked = f"asked for {hint.num_confirmed} time{'s' * (hint.num_confirmed != 1)}"
+    words = [hint.hint_id, hint.scope, hint.status.value, asked]
     if hint.is_rule is None and hint.status is HintStatus.ACTIVE:
         words.append("not examined yet")
     if hint.block is not None:
-        words.append(f"not rehearsed: {hint.block.value}")
+        words.append(f"not practised: {BLOCK_WORDS[hint.block]} ({hint.block.value})")
     if hint.trained_since is not None:
         words.append(f"trained since version {hint.trained_since}, {hint.num_steps} steps")
     return "  ".join([*words, hint.text or "(deleted)"])

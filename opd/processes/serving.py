@@ -67,22 +67,21 @@ async def until_stopped(stop: asyncio.Event, work: Coroutine[Any, Any, None]) ->
         await working
 
 
-def _template_warnings(config: RunConfig) -> list[str]:
-    """What requests of this run cannot show to its model."""
+def _renderer_warnings(config: RunConfig) -> list[str]:
+    """What requests of this run cost, and what they cannot show to its model."""
+    from opd.models.renderer_notes import renderer_note, template_notes
     from rollout_bridge.rendering.rendering import Rendering
 
-    traits = Rendering.load(config.model, config.renderer).traits
-    return [] if traits is None else traits.warnings
+    rendering = Rendering.load(config.model, config.renderer)
+    note = renderer_note(rendering, config.renderer)
+    lines = [("renderer: " + note.found, note.remedy)]
+    lines += [(one.found, one.remedy) for one in template_notes(rendering)]
+    return [found if remedy is None else f"{found}; {remedy}" for found, remedy in lines]
 
 
 async def _keep_serving(config: RunConfig, folder: Path, console: Console) -> None:
     if config.renderer.name == "default":
-        console.print(
-            "[yellow]renderer 'default': each prompt is rendered anew"
-            + ("" if config.renderer.tool_parser else ", and tool calls stay text")
-            + "; name the model's family with --renderer (qwen3, glm45, ...)[/]"
-        )
-        for warning in await asyncio.to_thread(_template_warnings, config):
+        for warning in await asyncio.to_thread(_renderer_warnings, config):
             console.print(f"[yellow]{warning}[/]", highlight=False, soft_wrap=True)
     console.print(serve_line(config), highlight=False, soft_wrap=True)
     await _refuse_open_door(config, folder)

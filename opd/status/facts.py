@@ -22,7 +22,7 @@ from opd.report.metrics_file import FOLDER
 from opd.report.run_figures import RunFigures, read_figures
 from opd.run.config import RunConfig
 from opd.run.recorded_run import load_recorded
-from records.hints.types import HintStatus
+from records.hints.types import HintStatus, RehearsalBlock
 from records.names import DropReason, TurnState
 from records.reading.queues import QUEUES
 from records.reading.summary import VoteSummary
@@ -57,6 +57,8 @@ class LearnedFrom:
     hint_id: str
     hint: str
     status: str
+    block: RehearsalBlock | None
+    """Why it is not practised."""
     words: str | None
 
 
@@ -197,7 +199,13 @@ async def _learned_from(store: Store) -> list[LearnedFrom]:
         sources = await store.hint_sources(hint.hint_id, limit=1)
         words = sources[0].words if sources else None
         found.append(
-            LearnedFrom(hint_id=hint.hint_id, hint=hint.text, status=hint.status.value, words=words)
+            LearnedFrom(
+                hint_id=hint.hint_id,
+                hint=hint.text,
+                status=hint.status.value,
+                block=hint.block,
+                words=words,
+            )
         )
     return found
 
@@ -286,7 +294,13 @@ def as_values(now: Now) -> dict[str, Any]:
             "breaches": now.check.breaches,
         },
         "learned_from": [
-            {"hint_id": one.hint_id, "hint": one.hint, "status": one.status, "words": one.words}
+            {
+                "hint_id": one.hint_id,
+                "hint": one.hint,
+                "status": one.status,
+                "not_rehearsed": None if one.block is None else one.block.value,
+                "words": one.words,
+            }
             for one in now.learned_from
         ],
         "training_stopped": now.why_stopped,

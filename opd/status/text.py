@@ -9,6 +9,7 @@ from api_proxy.pages.words import span
 from opd.status.facts import Now, tokens_per_accepted
 from opd.status.health import findings
 from records.names import TurnState
+from records.reading.drop_words import BLOCK_WORDS
 from rollout_bridge.guard.checks import Checked
 from rollout_bridge.rehearsal.figures import figures
 
@@ -132,6 +133,8 @@ def _learned_from(now: Now) -> Iterator[str]:
         words = "words deleted" if one.words is None else f'"{_short(one.words)}"'
         yield _row("learning from", words)
         yield _row("", f"-> {_short(one.hint)} ({one.status})")
+        if one.block is not None:
+            yield _row("", f"   not practised: {BLOCK_WORDS[one.block]} ({one.block.value})")
 
 
 def _short(text: str) -> str:

@@ -21,6 +21,17 @@ from rollout_bridge.rendering.content_tokenizer import ContentTokenizer, OffsetT
 
 # Chosen by the model or by a module's path, whereas this project's configuration names a renderer.
 _NOT_NAMEABLE = {"auto", "custom"}
+_CALL = ("<tool_call>", "</tool_call>")
+PARSER_MARKS = {
+    "qwen3": _CALL,
+    "qwen3.5": _CALL,
+    "glm": (*_CALL, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    "deepseek-v3": (
+        *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        *("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"),
+    ),
+}
+"""The tokens by which each of the package's parsers finds calls. Without them it finds none."""
 
 
 def prepare() -> None:
@@ -51,6 +62,25 @@ def package_config(config: RendererConfig) -> Any:
             f"renderer {config.name!r} does not take {', '.join(faults)}: leave it out, or name "
             "another renderer"
         ) from error
+
+
+def check_tool_parser(tokenizer: Any, name: str | None) -> None:
+    """Raises ValueError if there is no such parser of calls, or if it would find none in what this
+    tokenizer decodes.
+    """
+    if name is None:
+        return
+    if name not in PARSER_MARKS:
+        known = ", ".join(PARSER_MARKS)
+        raise ValueError(f"tool_parser: unknown parser {name!r}; known: {known}")
+    tokens = tokenizer.get_vocab()
+    missing = next((mark for mark in PARSER_MARKS[name] if mark not in tokens), None)
+    if missing is not None:
+        raise ValueError(
+            f"tool_parser: {name!r} finds calls by the token {missing}, which the model's "
+            "tokenizer does not have: leave it out (calls stay text), or use a model that was "
+            "trained on such calls"
+        )
 
 
 def make_renderer(tokenizer: Any, config: Any, *, with_offsets: bool = False) -> Any:

@@ -30,7 +30,12 @@ from rollout_bridge.rendering.parsed_reply import (
     is_object,
     name_and_arguments,
 )
-from rollout_bridge.rendering.renderer_package import make_renderer, needs_offsets, package_config
+from rollout_bridge.rendering.renderer_package import (
+    check_tool_parser,
+    make_renderer,
+    needs_offsets,
+    package_config,
+)
 from rollout_bridge.rendering.stop_ids import model_stop_ids
 from rollout_bridge.rendering.template_errors import TemplateErrors
 from rollout_bridge.rendering.template_messages import template_messages
@@ -109,7 +114,8 @@ class Rendering:
         """Tokenizer of `model` (local folder or hub id) under the configured renderer.
 
         Raises ValueError, in one line, on an unknown renderer, a setting that it does not have, a
-        model without tokenizer, or `default` on a tokenizer without chat template.
+        model without tokenizer, a parser of calls that the tokenizer has no tokens for, or
+        `default` on a tokenizer without chat template.
         """
         renderer_config = package_config(config)
         try:
@@ -122,6 +128,7 @@ class Rendering:
                 f"model {model!r} has no chat template: add a chat_template.jinja to it, "
                 f"or set renderer.name to its family instead of 'default'"
             )
+        check_tool_parser(tokenizer, config.tool_parser)
         try:
             renderers = _renderers(tokenizer, renderer_config)
         except (AssertionError, KeyError, TypeError, ValueError) as error:

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 
 from api_proxy.access.callers import tenant_scope
 from opd.report.hint_versions import hint_versions
-from records.hints.types import HintState
+from records.hints.types import HintState, RehearsalBlock
+from records.reading.drop_words import BLOCK_WORDS
 from records.store import Store
 from tests.api_proxy.conftest import Door
 from tests.api_proxy.pages.conftest import Login
@@ -61,6 +63,21 @@ async def test_hints_come_page_by_page_and_by_status(door: Door, store: Store) -
     assert wrong.status_code == 400
     assert "text/html" in wrong.headers["content-type"]
     assert "&#39;status&#39; must be one of" in wrong.text
+
+
+@pytest.mark.parametrize("block", RehearsalBlock)
+async def test_every_page_with_a_hint_says_why_it_is_not_practised(
+    door: Door, store: Store, block: RehearsalBlock
+) -> None:
+    await objected(store, "use Celsius")
+    [hint] = await store.hints()
+    pages = ("/ui/memory", f"/ui/memory/{hint.hint_id}", "/ui/now")
+    before = [(await door.client.get(page)).text for page in pages[:2]]
+    assert not any("ot practised" in page for page in before)
+    await store.set_hint_block(hint.hint_id, block, None)
+    why = f"{escape(BLOCK_WORDS[block])} ({block.value})"
+    for page in pages:
+        assert why in (await door.client.get(page)).text
 
 
 async def test_the_states_of_a_hint_lead_to_their_turns(door: Door, store: Store) -> None:

@@ -125,6 +125,13 @@ async def test_unknown_model(door: Door) -> None:
     assert_error(response, 404, "model_not_found", "model")
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/v1/chat/completions", "/v1/nothing"])
+async def test_a_wrong_base_url_is_told_the_right_one(door: Door, path: str) -> None:
+    response = await door.client.post(path, json={"model": "policy", "messages": [USER]})
+    assert_error(response, 404, "unknown_url", None)
+    assert "ends in /v1" in response.json()["error"]["message"]
+
+
 async def test_unknown_route_and_method(door: Door) -> None:
     assert_error(await door.client.get("/v1/nothing"), 404, "unknown_url", None)
     response = await door.client.get("/v1/chat/completions")

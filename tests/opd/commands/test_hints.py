@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from opd.cli.app import app
 from opd.run import config as run_config
-from records.hints.types import Examination, HintPrompt, HintState
+from records.hints.types import Examination, HintPrompt, HintState, RehearsalBlock
 from records.store import Store
 from rollout_bridge.rehearsal.journal import Journal, ObedienceRow
 from tests.opd.rehearsal.builders import a_prompt
@@ -49,6 +49,20 @@ def test_a_hint_is_listed_shown_and_deleted(config_file: Path) -> None:
     deleted = opd(config_file, "delete", hint_id)
     assert "no version of the policy was trained on it" in deleted.output
     assert opd(config_file, "list", "--status", "deleted").output.startswith(hint_id)
+
+
+def test_a_hint_that_is_not_practised_says_why_in_words(config_file: Path) -> None:
+    object_to_something(config_file)
+
+    async def block() -> None:
+        async with await Store.open(run_config.load(config_file).store) as store:
+            [hint] = await store.hints()
+            await store.set_hint_block(hint.hint_id, RehearsalBlock.UNCONFIRMED, None)
+
+    asyncio.run(block())
+    listed = opd(config_file, "list").output
+    assert "asked for 1 time  not" in listed
+    assert "another session has to ask for it (unconfirmed)" in listed
 
 
 def practise(config_file: Path, *, held_out: bool, prompts: tuple[HintPrompt, ...] = ()) -> str:

@@ -157,7 +157,7 @@ CASES: dict[str, tuple[str, str]] = {
     ),
     "unknown tool parser": (
         SERVE + " --renderer default --set renderer.tool_parser=nope",
-        "Unknown tool_parser 'nope'",
+        "tool_parser: unknown parser 'nope'; known: qwen3",
     ),
     "no template": (
         "serve --run {new} --model {m[no_template]}",

@@ -23,6 +23,7 @@ from opd.report.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings
+from records.hints.types import RehearsalBlock
 from records.names import TurnState
 from records.store import Store
 from rollout_bridge.engine.served import STAGED_FILE, ServedFile, ServedVersion
@@ -94,6 +95,20 @@ def test_what_is_known_is_said(config_file: Path) -> None:
         "no endpoint answers at",
     ):
         assert words in result.output
+
+
+def test_a_hint_that_is_not_practised_says_why(config_file: Path) -> None:
+    in_use(config_file)
+
+    async def block(store: Store) -> None:
+        [hint] = await store.hints()
+        await store.set_hint_block(hint.hint_id, RehearsalBlock.NO_STATES, None)
+
+    in_store(config_file, block)
+    shown = status(config_file).output
+    assert "not practised: too few recorded requests to which it applies (no_states)" in shown
+    [found] = json.loads(status(config_file, "--json").output)["learned_from"]
+    assert found["not_rehearsed"] == "no_states"
 
 
 def test_what_the_guard_measured_is_said(config_file: Path) -> None:

@@ -181,7 +181,16 @@ def test_what_the_template_cannot_show_is_a_value_error(thinking):
         ("plain", {"name": "auto"}, "unknown renderer 'auto'"),
         ("plain", {"name": "llama-3", "enable_thinking": True}, "does not take"),
         ("plain", {"name": "glm-4.5"}, "does not fit the tokenizer"),
-        ("plain", {"name": "default", "tool_parser": "nope"}, "Unknown tool_parser"),
+        (
+            "plain",
+            {"name": "default", "tool_parser": "nope"},
+            "tool_parser: unknown parser 'nope'; known: qwen3, qwen3.5, glm, deepseek-v3$",
+        ),
+        (
+            "plain",
+            {"name": "default", "tool_parser": "glm"},
+            "by the token <arg_key>, which the model's tokenizer does not have: leave it out",
+        ),
         ("bare", {"name": "default"}, "has no chat template"),
         ("missing", {"name": "qwen3"}, "cannot load a tokenizer"),
     ],
@@ -430,3 +439,25 @@ def test_threads_may_share_a_rendering(thinking):
     with ThreadPoolExecutor(8) as pool:
         results = pool.map(lambda _: thinking.prompt_ids(messages, TOOLS).tolist(), range(200))
     assert all(ids == expected for ids in results)
+
+
+def test_the_marks_are_those_that_the_packages_parsers_look_for():
+    from renderers.parsers import TOOL_PARSERS
+
+    from rollout_bridge.rendering.renderer_package import PARSER_MARKS
+
+    class Asked:
+        unk_token_id = None
+
+        def __init__(self):
+            self.tokens = set()
+
+        def convert_tokens_to_ids(self, token):
+            self.tokens.add(token)
+
+    looked_for = {}
+    for name, parser in TOOL_PARSERS.items():
+        tokenizer = Asked()
+        parser(tokenizer)
+        looked_for[name] = tokenizer.tokens
+    assert looked_for == {name: set(marks) for name, marks in PARSER_MARKS.items()}
