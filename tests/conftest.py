@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -50,10 +50,19 @@ def _is_lost(item: pytest.Item) -> bool:
     return bool(marked & MARKS) and item.path.parent.name not in WHOLE_RUNS
 
 
-def pytest_collection_finish() -> None:
-    """What importing left lives as long as the process: no garbage collection need look at it."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What importing makes lives as long as the process: no garbage collection need look at it,
+    neither now nor later.
+    """
+    gc.disable()
+    try:
+        collected = yield
+        gc.collect()
+        gc.freeze()
+        return collected
+    finally:
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

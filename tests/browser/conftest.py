@@ -67,7 +67,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of the lab that took a few steps; some hints wait for a person."""
     folder = tmp_path_factory.mktemp("runs") / "lab"
     command = [sys.executable, "-m", "examples.tool_lab", "--run", str(folder)]
-    command += ["--updates", "3", "--eval-samples", "16", "--max-seconds", "240"]
+    command += ["--updates", "3", "--eval-samples", "16", "--max-seconds", "360"]
     command += ["--set", "judge.review=sampled", "--set", "judge.review_share=0.3"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
