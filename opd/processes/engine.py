@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from opd.models.folder import check_model
-from opd.processes.beginning import begin
+from opd.processes.beginning import begin, imported
 from opd.run.config import RunConfig
 from opd.run.devices import check_device
 from opd.run.start_checks import check_listening
@@ -27,6 +27,7 @@ def run_engine(config_file: Path, role: str, overrides: list[str], exit_with_par
     from rollout_bridge.embedded.errors import UnsupportedModel
     from rollout_bridge.embedded.server.server import serve
 
+    imported()
     if role in ("policy", "frozen"):
         _ = getattr(config, role).keys  # an unreadable key file gives a line, not a traceback
         if _rounds_start(config, role):

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opd.processes.beginning import begin, run_until_stopped
+from opd.processes.beginning import begin, imported, run_until_stopped
 from opd.processes.judge import judge_config, judge_control_texts, judge_counter
 from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
 from opd.processes.teacher_check import check_teachers
@@ -71,6 +71,7 @@ async def _judge_and_score(
     from rollout_bridge.scoring.policy_scores import PolicyScorer
     from rollout_bridge.scoring.scoring import ScoringWorker
 
+    imported()
     rendering = rendering_of(config)
     store = await Store.open(config.store)
     teacher = client_of(config, config.frozen, priority=BACKGROUND_PRIORITY)

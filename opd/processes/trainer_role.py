@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from opd.models.folder import check_model
-from opd.processes.beginning import begin, run_until_stopped
+from opd.processes.beginning import begin, imported, run_until_stopped
 from opd.processes.shared import client_of, owner_name, policy_client, rendering_of, with_status
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
@@ -65,6 +65,7 @@ async def _train(config: RunConfig, folder: Path, stop: asyncio.Event, *, stays:
     )
     from trainer.step.loop import EmbeddedTrainer
 
+    imported()
     for warning in run_warnings(config.trainer):
         logger.warning("%s", warning)
     rendering = rendering_of(config)
