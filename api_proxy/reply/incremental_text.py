@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 
 REPLACEMENT = "\ufffd"
-_LONGEST_CHARACTER = 8
+_MOST_BYTES = 4
+"""Of a character in UTF-8. A token has at least one."""
+_LONGEST_WAIT = 8
 """How many pushes a character takes at most: what is none after these never becomes one."""
 
 
@@ -26,23 +28,28 @@ class IncrementalText:
         return self._text.getvalue()
 
     def push(self, ids: Sequence[int]) -> str:
-        """Add ids; returns what is now certain. Text that ends in the middle of a character waits
-        for the next ids, but not forever: bytes that never become a character would be decoded
-        again with each id.
+        """Add ids; returns what is now certain. The last ids wait for the next ones if they end in
+        the middle of a character, but not forever: bytes that never become a character would be
+        decoded again with each id.
 
         A token's text may depend on the one before it, so the window keeps the last tokens that
         were read, and what it gains is new.
         """
         self._window.extend(ids)
         known = self._decode(self._window[: self._num_read])
-        whole = self._decode(self._window)
-        is_whole = len(whole) > len(known) and not whole.endswith(REPLACEMENT)
-        self._num_waits = 0 if is_whole else self._num_waits + 1
-        if not is_whole and self._num_waits < _LONGEST_CHARACTER:
+        length = len(self._window)
+        for end in range(length, max(self._num_read, length - _MOST_BYTES), -1):
+            whole = self._decode(self._window[:end])
+            if len(whole) > len(known) and not whole.endswith(REPLACEMENT):
+                return self._read(whole[len(known) :], end)
+        self._num_waits += 1
+        if self._num_waits < _LONGEST_WAIT:
             return ""
-        self._window = self._window[self._num_read :]
-        self._num_read = len(self._window)
+        return self._read(self._decode(self._window)[len(known) :], length)
+
+    def _read(self, new: str, end: int) -> str:
+        """Note `new` as the text of the window's ids before `end`."""
+        self._window, self._num_read = self._window[self._num_read :], end - self._num_read
         self._num_waits = 0
-        new = whole[len(known) :]
         self._text.write(new)
         return new

@@ -119,6 +119,7 @@ def test_token_by_token(rendering: Rendering, text: str, end: bool, allow_calls:
 @settings(max_examples=150)
 @example(pieces=["<think>\nonly thinking", CALL, "<think>\nhm</think>Hello."], seed=0, stop=())
 @example(pieces=["<think>\nonly thinking", REPLIES[10], REPLIES[6]], seed=0, stop=())
+@example(pieces=["  \n Hello,\n\n  world!  \n", "Grüße aus 東京 🙂🙃 – ok"], seed=5030, stop=())
 @given(
     pieces=st.lists(
         st.sampled_from([*REPLIES, " ", "\n", "STOP", "ST", "<", "</think>", "é"]), max_size=5
