@@ -28,7 +28,8 @@ router = APIRouter()
 
 LEAST_S = 2.0
 """At least this long between two readings."""
-_TIMES = 50
+_TIMES = 80
+"""Longer than a reading took, so that watching takes little more than 1% of a core."""
 STREAM_S = 60.0
 """A browser asks again after this long, and its login is checked again."""
 _MOST_STREAMS = 100
