@@ -170,14 +170,16 @@ def test_a_person_decides_on_a_hint(served: Served, looking: Looking) -> None:
     page = looking().open("/ui/review")
     article = page.locator("article").first
     turn = article.locator("h2 a").get_attribute("href")
-    article.get_by_label("The hint, as the policy should learn it").fill("Use Celsius, always.")
+    hint = article.get_by_label("The hint, as the policy should learn it")
+    edited = hint.input_value().rstrip(".") + ", always."
+    hint.fill(edited)
     article.get_by_role("button", name="Approve").click()
     expect(page.locator("main")).to_contain_text("1 edited")
     assert served.read(waiting) == before - 1
     assert turn is not None
     page.goto(served.url + turn)
     expect(page.locator("main")).to_contain_text("edited it on")
-    expect(page.locator("main")).to_contain_text("Hint: Use Celsius, always.")
+    expect(page.locator("main")).to_contain_text(f"Hint: {edited}")
 
 
 def test_stored_text_runs_nothing(served: Served, looking: Looking) -> None:
