@@ -75,6 +75,21 @@ def configured(folder: Path, url: str) -> RunConfig:
     return run_config.build(values)
 
 
+@asynccontextmanager
+async def connected(
+    config: RunConfig, folder: Path, rendering: Rendering
+) -> AsyncIterator[Connections]:
+    """The store and the engine, as policy by what `folder` says is served, and as start model."""
+    url, vocab = config.policy.base_url, rendering.vocab_size
+    async with (
+        await Store.open(config.store) as store,
+        EngineClient(url, vocab_size=vocab, served=ServedFile(folder)) as policy,
+        EngineClient(url, vocab_size=vocab) as base,
+    ):
+        to: Any = {"store": store, "questions": None, "policy": policy, "frozen": base}
+        yield Connections(**to, rendering=rendering)
+
+
 class Agent:
     """Asks all the time, and remembers which versions answered."""
 
@@ -124,15 +139,10 @@ async def test_a_version_serves_nobody_before_it_passed_and_never_if_it_fails(
 ) -> None:
     config, staged = configured(tmp_path, policy_url), ServedFile(tmp_path, STAGED_FILE)
     run_config.save(config, tmp_path / "config.toml")
-    vocab, stop = rendering.vocab_size, asyncio.Event()
-    async with (
-        await Store.open(config.store) as store,
-        EngineClient(policy_url, vocab_size=vocab, served=ServedFile(tmp_path)) as policy,
-        EngineClient(policy_url, vocab_size=vocab) as base,
-    ):
+    stop = asyncio.Event()
+    async with connected(config, tmp_path, rendering) as connections:
+        store, policy = connections.store, connections.policy
         agent = Agent(policy)
-        to: Any = {"store": store, "questions": None, "policy": policy, "frozen": base}
-        connections = Connections(**to, rendering=rendering)
 
         def restarted() -> GuardWorker:
             return guard_worker(config, connections, folder=tmp_path, metrics=GuardMetrics())
@@ -190,26 +200,20 @@ async def test_a_trainer_killed_while_it_stages_serves_nothing_unchecked(
 ) -> None:
     config, staged = configured(tmp_path, policy_url), ServedFile(tmp_path, STAGED_FILE)
     run_config.save(config, tmp_path / "config.toml")
-    vocab = rendering.vocab_size
-    async with (
-        await Store.open(config.store) as store,
-        EngineClient(policy_url, vocab_size=vocab, served=ServedFile(tmp_path)) as policy,
-        EngineClient(policy_url, vocab_size=vocab) as base,
-    ):
+    async with connected(config, tmp_path, rendering) as connections:
+        store, policy = connections.store, connections.policy
         agent = Agent(policy)
-        to: Any = {"store": store, "questions": None, "policy": policy, "frozen": base}
-        connections = Connections(**to, rendering=rendering)
         guard = guard_worker(config, connections, folder=tmp_path, metrics=GuardMetrics())
         await guard.look()
         await batch(store, policy, 0)
-        trainer = await started(tmp_path, fail_points.VARIABLE, "publish.staged:1")
+        trainer = await started(tmp_path, {fail_points.VARIABLE: "publish.staged:1"})
         assert await trainer.wait() == -signal.SIGKILL
         # The engine has the adapter; nothing names it, and the guard has nothing to check.
         assert len(await policy.adapters()) == 1
         assert (staged.current(), await agent.ask()) == (None, "0")
         await guard.look()
         assert [row.version for row in read_checks(tmp_path)] == [0]
-        trainer = await started(tmp_path, fail_points.VARIABLE, "never:1")
+        trainer = await started(tmp_path, {})
         try:
             async with asyncio.timeout(120):
                 while staged.current() is None:
@@ -224,11 +228,11 @@ async def test_a_trainer_killed_while_it_stages_serves_nothing_unchecked(
     assert [(row.version, row.staged) for row in read_checks(tmp_path)] == [(0, False), (1, True)]
 
 
-async def started(folder: Path, variable: str, value: str) -> asyncio.subprocess.Process:
+async def started(folder: Path, environment: dict[str, str]) -> asyncio.subprocess.Process:
     """`opd train` on the run in `folder`."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "opd.cli.app", "train", "--run", str(folder)),
-        env={**os.environ, variable: value},
+        env=os.environ | environment,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
     )
