@@ -29,6 +29,8 @@ from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
+_RESAMPLES = 1_000
+"""A hundred canaries then take the event loop some milliseconds."""
 
 
 class Judge(Protocol):
@@ -84,7 +86,7 @@ def _upper_bound(surprises: Sequence[tuple[float, str]], *, seed: int) -> float 
     if not surprises:
         return None
     values, canaries = zip(*surprises, strict=True)
-    interval = mean_estimate(values, canaries, seed=seed).interval
+    interval = mean_estimate(values, canaries, seed=seed, resamples=_RESAMPLES).interval
     return None if interval is None else interval.high
 
 
