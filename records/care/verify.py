@@ -10,15 +10,18 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     ColumnElement,
     Connection,
     LargeBinary,
     and_,
+    cast,
     exists,
     func,
     or_,
     select,
     text,
+    true,
     type_coerce,
 )
 from sqlalchemy.exc import SQLAlchemyError
@@ -41,6 +44,7 @@ from records.tables.models import (
     PolicyVersionRow,
     SampleRow,
     SessionRow,
+    SessionVariantRow,
     TokensRow,
     ToolsetRow,
     TurnRow,
@@ -84,6 +88,7 @@ def _verify(connection: Connection) -> list[str]:
     problems += _reference_problems(connection)
     problems += _state_problems(connection)
     problems += _body_problems(connection)
+    problems += _form_problems(connection)
     problems += _token_problems(connection)
     problems += _sample_problems(connection)
     problems += _outcome_problems(connection)
@@ -270,6 +275,31 @@ def _body_problems(connection: Connection) -> Iterator[str]:
                 bad.append(found)
         if bad:
             yield f"{len(bad)} {name} do not match their hash: {_some(bad, len(bad))}"
+
+
+def _form_problems(connection: Connection) -> Iterator[str]:
+    """Turns with a form of a message that their session does not name: forgetting another session
+    could delete it."""
+    if connection.dialect.name == "sqlite":
+        form = func.json_each(TurnRow.variants).table_valued("value")
+    else:
+        form = func.json_each_text(cast(TurnRow.variants, JSON)).table_valued("key", "value")
+    named = exists().where(
+        SessionVariantRow.session_id == TurnRow.session_id,
+        SessionVariantRow.body_hash == form.c.value,
+    )
+    found = (
+        select(TurnRow.turn_id)
+        .join(form, true())
+        .where(TurnRow.variants.is_not(None), ~named)
+        .distinct()
+        .order_by(TurnRow.turn_id)
+    )
+    if bad := list(connection.scalars(found)):
+        yield (
+            f"{len(bad)} turns have a form of a message that session_variants does not name: "
+            f"{_some(bad, len(bad))}"
+        )
 
 
 def _token_problems(connection: Connection) -> Iterator[str]:

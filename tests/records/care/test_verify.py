@@ -14,7 +14,7 @@ from records.errors import StoreUnavailable
 from records.names import TurnState
 from records.store import Store
 from records.turns.recording import Recording, RecordingKind
-from tests.records.builders import OWNER, a_turn, a_verdict, following, recorded, turn_in
+from tests.records.builders import ANSWER, OWNER, a_turn, a_verdict, following, recorded, turn_in
 
 
 async def in_every_state(store: Store) -> None:
@@ -76,6 +76,21 @@ async def test_each_contradiction_is_found(store: Store, statement: str, finding
     await store.writer.run(lambda connection: connection.execute(text(statement)))
     problems = await verify_database(store.config)
     assert any(finding in problem for problem in problems), problems
+
+
+async def test_a_form_that_its_session_does_not_name_is_found(store: Store) -> None:
+    session = await store.ensure_session(scope="key", external_id=None)
+    other = {**ANSWER, "reasoning_content": "second"}
+    first, second = a_turn(session), a_turn(session, response=other)
+    await store.record_turn(first, scope="key")
+    await store.record_turn(second, scope="key")
+    assert await verify_database(store.config) == []
+    await store.writer.run(
+        lambda connection: connection.execute(text("DELETE FROM session_variants"))
+    )
+    assert await verify_database(store.config) == [
+        f"1 turns have a form of a message that session_variants does not name: {second.turn_id}"
+    ]
 
 
 async def test_a_recorded_turn_waits_for_the_policy_with_a_reward_alone(store: Store) -> None:
