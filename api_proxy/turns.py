@@ -253,6 +253,7 @@ class TurnService:
                 is_session_kept=lineage.session_id is not None and not lineage.is_repeated,
                 is_link_deferred=lineage.is_deferred,
                 link=link,
+                path=lineage.path,
                 first_node=lineage.first_node,
                 prompt=prompt,
                 kind=kind,

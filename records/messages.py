@@ -16,6 +16,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from records.json_text import parse_json
 
+_CANONICAL = json.JSONEncoder(
+    sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str
+)
+
 Message: TypeAlias = dict[str, Any]
 EchoChange: TypeAlias = Literal["text", "calls", "ids", "retold"]
 """What a client changed in an answer with calls: the text next to them, their number (some are left
@@ -202,5 +206,4 @@ def path_ids(root: str, messages: Sequence[Message]) -> list[str]:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(_CANONICAL.encode(value).encode("utf-8", "surrogatepass")).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from records.lessons.names import LessonKind
-from records.messages import EchoChange, Message
+from records.messages import EchoChange, Message, node_id, path_ids
 from records.names import DropReason, HintRejection, TurnState, TurnType
 from records.training.teaching import (
     UNSCORED,
@@ -66,7 +66,9 @@ class CapturedTurn:
     personal data by kind (None: not looked for yet); a turn that was redacted has an `identity` and
     no tokens. `drop_detail` gives details of the drop: for a side turn, the rule that made it one.
     A turn of a `recording` may have no version, and NaN for `rollout_logprobs`: both come when the
-    policy has scored it.
+    policy has scored it. `path` has the node ids of the prompt's messages as they were sent, and
+    `body_hashes` the content hashes of all messages, the response's last: None where nobody has
+    computed them yet.
     """
 
     turn_id: str
@@ -96,6 +98,8 @@ class CapturedTurn:
     identity: TurnIdentity | None = None
     drop_detail: str | None = None
     recording: Recording | None = None
+    path: tuple[str, ...] | None = None
+    body_hashes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if len(self.rollout_logprobs) != len(self.response_ids):
@@ -115,6 +119,13 @@ class CapturedTurn:
         if self.routed_experts is not None:
             num_tokens = len(self.prompt_ids) + len(self.response_ids)
             check_experts(self.turn_id, self.routed_experts, num_tokens)
+
+    def node_ids(self, scope: str) -> list[str]:
+        """Node ids of the messages as they were sent, then of the response (`path_ids`)."""
+        if self.identity is not None:
+            return list(self.identity.node_ids)
+        path = path_ids(scope, self.messages) if self.path is None else [*self.path]
+        return [*path, node_id(path[-1] if path else scope, self.response)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import orjson
 
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError, beyond, body_too_large, cannot_fit, invalid
-from api_proxy.request.json_scan import json_size
+from api_proxy.request.json_scan import JsonSize, is_surely_within, json_size
 
 _LEAST_BYTES = 16_384
 """Bytes of text that are accepted here, however short the context is."""
@@ -51,14 +51,12 @@ class RequestLimits:
 
     def read(self, raw: bytes, num_more_values: int = 0) -> dict[str, Any]:
         """The JSON object in `raw`, its lists no longer than allowed. Raises ApiError 400."""
-        size = json_size(raw)
-        most = self.config.max_json_values + num_more_values
-        if size.num_values > most:
-            message = f"The request contains more than {most} JSON values."
-            raise beyond("json_values", message, None, "request_too_large")
-        if size.depth > self.config.max_json_depth:
-            message = f"The request nests deeper than {self.config.max_json_depth} levels."
-            raise beyond("json_depth", message, None, "invalid_value")
+        most = JsonSize(
+            num_values=self.config.max_json_values + num_more_values,
+            depth=self.config.max_json_depth,
+        )
+        if not is_surely_within(raw, most):
+            _check_size(json_size(raw), most)
         try:
             body = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -130,6 +128,15 @@ class RequestLimits:
                 if isinstance(part, dict) and isinstance(part.get("content"), list):
                     # The parts of a tool's result, in Anthropic's API.
                     _check_list(f"{place}.{name}[{number}].content", part["content"], most)
+
+
+def _check_size(size: JsonSize, most: JsonSize) -> None:
+    if size.num_values > most.num_values:
+        message = f"The request contains more than {most.num_values} JSON values."
+        raise beyond("json_values", message, None, "request_too_large")
+    if size.depth > most.depth:
+        message = f"The request nests deeper than {most.depth} levels."
+        raise beyond("json_depth", message, None, "invalid_value")
 
 
 def _check_list(place: str, given: Any, most: int) -> None:

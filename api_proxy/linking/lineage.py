@@ -50,6 +50,8 @@ class Lineage:
     """Whether it is a first request sent again after it got no answer; its session may not be
     stored.
     """
+    path: tuple[str, ...] | None = None
+    """Node ids of the messages as they were sent; None: not known yet."""
     first_node: str | None = None
     """The prompt's node, for a request without history whose client did not name its session."""
 
@@ -113,6 +115,7 @@ class LineageFinder:
                 link=Link(),
                 session_id=session_id,
                 has_history=False,
+                path=tuple(path),
                 first_node=None if session_id else path[-1],
             )
             if session_id is not None:
@@ -137,7 +140,7 @@ class LineageFinder:
             # An edited answer matches no turn, but the messages before it may be known.
             session_id = await self._store.session_of_nodes(scope, path)
             session_id = session_id or await self._session_of_summary(scope, messages, now)
-        return Lineage(link=link, session_id=session_id, has_history=True)
+        return Lineage(link=link, session_id=session_id, has_history=True, path=tuple(path))
 
     def _claimed(self, link: Link) -> bool:
         """Take the turn that a request answers, so that no other request does; False if another

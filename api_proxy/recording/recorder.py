@@ -303,6 +303,7 @@ def captured_turn(
         request_echo=turn.completion.request_echo if turn.completion.is_retrievable else None,
         user_id=turn.completion.user_id,
         routed_experts=whole_experts(rollout),
+        path=turn.path,
     )
 
 

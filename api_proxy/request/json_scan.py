@@ -28,6 +28,12 @@ class JsonSize:
     depth: int
 
 
+def is_surely_within(raw: bytes, most: JsonSize) -> bool:
+    """Whether a JSON text cannot be larger or deeper, whatever of it is inside strings."""
+    num_open = raw.count(b"[") + raw.count(b"{")
+    return num_open <= most.depth and 1 + num_open + raw.count(b",") <= most.num_values
+
+
 def json_size(raw: bytes) -> JsonSize:
     """The size of a JSON text, in time and memory linear in its length at most."""
     num_values, depth, deepest = 1, 0, 0

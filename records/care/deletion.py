@@ -12,7 +12,17 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, ScalarResult, delete, exists, func, select, text, update
+from sqlalchemy import (
+    Connection,
+    ScalarResult,
+    bindparam,
+    delete,
+    exists,
+    func,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from records.care.lineage import Reason, fed_from, lineage, note_deletions, settle
@@ -50,6 +60,7 @@ _OF_A_TURN = (
     *(SideSamplesRow, ExpertsRow, RecordingRow, TokensRow, TurnValueRow),
 )
 _JUDGEMENT = (ScoreRow, VoteRow, VerdictRow, ReviewRow)
+_DELETED = select(DeletionRow.session_id).where(DeletionRow.session_id == bindparam("session_id"))
 NEWEST_NAMED = 4096
 """Number of newest sessions whose names are searched for the one that was meant."""
 WRITING_LOCK = 7_203_115_064_981_238
@@ -334,8 +345,7 @@ def _delete_toolsets(connection: Connection, hashes: Iterable[str]) -> None:
 
 def is_deleted(connection: Connection, session_id: str) -> bool:
     """Whether a session of this id was deleted."""
-    found = select(DeletionRow.session_id).where(DeletionRow.session_id == session_id)
-    return connection.scalar(found) is not None
+    return connection.scalar(_DELETED, {"session_id": session_id}) is not None
 
 
 def expired_sessions(connection: Connection, before: float, limit: int) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from records.config import Mode, RedactionConfig
-from records.messages import Message, fingerprint, path_ids
+from records.messages import Message, fingerprint
 from records.names import DropReason
 from records.privacy.detectors import TOO_LONG
 from records.privacy.findings import Finder, digest
@@ -40,17 +40,18 @@ _TOO_LONG = f"[{TOO_LONG}]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Looked:
-    """What is known of a value: what is stored in its place (None: itself), what was found in it,
-    and the kind, place and digest of the first thing that is redacted.
+    """What is known of a value with this content hash: what is stored in its place (None: itself),
+    what was found in it, and the kind, place and digest of the first thing that is redacted.
     """
 
+    key: str
     clean: Any = None
     found: Counter[str]
     first: tuple[str, str, str] | None = None
     num_chars: int = 0
 
 
-_NOTHING = _Looked(found=Counter())
+_NOTHING = _Looked(key="", found=Counter())
 
 
 class Redactor:
@@ -100,7 +101,10 @@ class Redactor:
         everything = (*messages, response, tools, echo)
         findings = sum((looked.found for looked in everything), Counter[str]())
         if not any(self._finder.modes[kind] == "redact" for kind in findings):
-            return replace(turn, findings=dict(findings))
+            hashes = tuple(looked.key for looked in (*messages, response))
+            return replace(
+                turn, findings=dict(findings), body_hashes=hashes if all(hashes) else None
+            )
         nothing = np.empty(0, dtype=np.int32)
         is_first = turn.drop_reason is None
         return replace(
@@ -121,8 +125,9 @@ class Redactor:
             drop_reason=turn.drop_reason or DropReason.SENSITIVE,
             drop_detail=_where(turn, messages, response, tools) if is_first else turn.drop_detail,
             findings=dict(findings),
+            body_hashes=None,
             identity=TurnIdentity(
-                node_ids=tuple(path_ids(scope, [*turn.messages, turn.response])),
+                node_ids=tuple(turn.node_ids(scope)),
                 fingerprint=fingerprint(turn.response),
             ),
         )
@@ -146,35 +151,36 @@ class Redactor:
                 return known
         if takes_turns:
             with self._searching:
-                looked = self._look(value, self._searching.pause)
+                looked = self._look(key, value, self._searching.pause)
         else:
-            looked = self._look(value, _no_pause)
+            looked = self._look(key, value, _no_pause)
         with self._lock:
-            self._keep(key, looked)
+            self._keep(looked)
         for kind, number in looked.found.items():
             self.on_found(kind, self._finder.modes[kind], number)
         return looked
 
-    def _keep(self, key: str, looked: _Looked) -> None:
-        before = self._known.pop(key, None)
+    def _keep(self, looked: _Looked) -> None:
+        before = self._known.pop(looked.key, None)
         self._known_chars += looked.num_chars - (before.num_chars if before is not None else 0)
-        self._known[key] = looked
+        self._known[looked.key] = looked
         while len(self._known) > _REMEMBERED or self._known_chars > _REMEMBERED_CHARS:
             _, oldest = self._known.popitem(last=False)
             self._known_chars -= oldest.num_chars
 
-    def _look(self, value: Any, pause: Callable[[], None]) -> _Looked:
+    def _look(self, key: str, value: Any, pause: Callable[[], None]) -> _Looked:
         if num_chars(value, self._max_chars) > self._max_chars:
             found = Counter({TOO_LONG: 1})
-            return _Looked(clean=_left_of(value), found=found, first=(TOO_LONG, "", ""))
+            return _Looked(key=key, clean=_left_of(value), found=found, first=(TOO_LONG, "", ""))
         texts = Texts(value)
         cut, marked = self._finder.find(texts.joined, pause)
         found = Counter(finding.kind for finding in (*cut, *marked))
         if not cut:
-            return _Looked(found=found)
+            return _Looked(key=key, found=found)
         first = (cut[0].kind, texts.path_at(cut[0].start), digest(cut[0].text))
         clean = texts.without(cut)
-        return _Looked(clean=clean, found=found, first=first, num_chars=len(texts.joined))
+        size = len(texts.joined)
+        return _Looked(key=key, clean=clean, found=found, first=first, num_chars=size)
 
 
 def _no_pause() -> None:

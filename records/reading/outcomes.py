@@ -6,13 +6,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from records.names import DropReason, TurnState, TurnType
 from records.tables.models import SessionRow, TurnRow
 
 _SESSIONS = 50
 _TURNS = 20
+_OF_SESSION = (
+    select(
+        TurnRow.scope,
+        TurnRow.session_id,
+        TurnRow.created_at,
+        TurnRow.state,
+        TurnRow.turn_type,
+        TurnRow.drop_reason.label("reason"),
+        TurnRow.drop_detail.label("detail"),
+    )
+    .where(TurnRow.session_id == bindparam("session_id"))
+    .order_by(TurnRow.created_at.desc())
+    .limit(_TURNS)
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +54,7 @@ def recent_outcomes(connection: Connection) -> list[TurnOutcome]:
 
 
 def _of_session(connection: Connection, session_id: str) -> list[TurnOutcome]:
-    rows = connection.execute(
-        select(
-            TurnRow.scope,
-            TurnRow.session_id,
-            TurnRow.created_at,
-            TurnRow.state,
-            TurnRow.turn_type,
-            TurnRow.drop_reason.label("reason"),
-            TurnRow.drop_detail.label("detail"),
-        )
-        .where(TurnRow.session_id == session_id)
-        .order_by(TurnRow.created_at.desc())
-        .limit(_TURNS)
-    )
+    rows = connection.execute(_OF_SESSION, {"session_id": session_id})
     return [
         TurnOutcome(
             scope=row.scope,

@@ -25,14 +25,19 @@ from records.tables.arrays import (
     logprobs_to_bytes,
 )
 
+_READABLE = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_ASCII = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"))
+
 
 def dump_json(value: Any) -> str:
     """Compact JSON text that can be encoded as UTF-8; non-ASCII text stays readable if possible."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = _READABLE.encode(value)
+    if text.isascii():
+        return text
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        return json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+        return _ASCII.encode(value)
     return text
 
 

@@ -22,11 +22,15 @@ def chunks(values: Sequence[T], size: int = MAX_IN) -> Iterator[Sequence[T]]:
         yield values[start : start + size]
 
 
-def rows_in(connection: Connection, statement: Executable, values: Iterable[str]) -> list[Row[Any]]:
-    """Rows of a statement with a parameter `values` in an expanding IN, in bounded lists."""
+def rows_in(
+    connection: Connection, statement: Executable, values: Iterable[str], **others: Any
+) -> list[Row[Any]]:
+    """Rows of a statement with a parameter `values` in an expanding IN, in bounded lists; `others`
+    are its other parameters.
+    """
     found: list[Row[Any]] = []
     for part in chunks(list(dict.fromkeys(values))):
-        found += connection.execute(statement, {"values": part}).all()
+        found += connection.execute(statement, {"values": part, **others}).all()
     return found
 
 

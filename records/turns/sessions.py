@@ -22,24 +22,23 @@ _SEEN = select(
     SessionRow.session_id, SessionRow.scope, SessionRow.last_seen, SessionRow.closed_at
 ).where(SessionRow.session_id.in_(bindparam("values", expanding=True)))
 
+_OPEN = select(SessionRow.scope, SessionRow.last_seen).where(
+    SessionRow.session_id == bindparam("session_id"), SessionRow.closed_at.is_(None)
+)
+_NAMED = select(SessionRow.session_id).where(
+    SessionRow.scope == bindparam("scope"), SessionRow.external_id == bindparam("external_id")
+)
+
 
 def find(connection: Connection, session_id: str) -> tuple[str, float] | None:
     """(scope, last_seen) of an open session; None if it is unknown or closed."""
-    row = connection.execute(
-        select(SessionRow.scope, SessionRow.last_seen).where(
-            SessionRow.session_id == session_id, SessionRow.closed_at.is_(None)
-        )
-    ).one_or_none()
+    row = connection.execute(_OPEN, {"session_id": session_id}).one_or_none()
     return None if row is None else (row.scope, row.last_seen)
 
 
 def find_external(connection: Connection, scope: str, external_id: str) -> str | None:
     """The session that a client named `external_id`."""
-    return connection.execute(
-        select(SessionRow.session_id).where(
-            SessionRow.scope == scope, SessionRow.external_id == external_id
-        )
-    ).scalar_one_or_none()
+    return connection.scalar(_NAMED, {"scope": scope, "external_id": external_id})
 
 
 def ensure_op(

@@ -17,7 +17,7 @@ from records.care.deletion import admit_writer
 from records.errors import StoreConflict
 from records.feedback.feedback import counts as feedback_counts
 from records.feedback.feedback_writes import judge_again
-from records.messages import Message, calls_key, fingerprint, path_ids
+from records.messages import Message, calls_key, fingerprint
 from records.names import REJUDGEABLE, DropReason, TurnState
 from records.search.indexing import note_turns
 from records.tables.arrays import as_ids, checksum
@@ -87,8 +87,8 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
     if turn.drop_reason is None:
         _check_trainable(turn)
     messages = [*turn.messages, turn.response]
-    identity = turn.identity
-    node_ids = list(identity.node_ids) if identity else path_ids(scope, messages)
+    node_ids = turn.node_ids(scope)
+    hashes = turn.body_hashes or [content_hash(message) for message in messages]
     toolset = None
     if turn.tools:
         toolset = {"toolset_hash": content_hash(turn.tools), "body": turn.tools}
@@ -106,7 +106,7 @@ def prepare(turn: CapturedTurn, *, scope: str, now: float) -> PreparedTurn:
         "rollout_logprobs": turn.rollout_logprobs,
     }
     return PreparedTurn(
-        path=_path_rows(scope, node_ids, messages),
+        path=_path_rows(scope, node_ids, messages, hashes),
         toolset=toolset,
         turn=_turn_row(turn, scope, node_ids, toolset, now),
         tokens=tokens,
@@ -153,7 +153,9 @@ def _check_trainable(turn: CapturedTurn) -> None:
         raise ValueError(f"turn {turn.turn_id}: a rollout log-prob is not finite; drop it")
 
 
-def _path_rows(scope: str, node_ids: list[str], messages: list[Message]) -> list[dict[str, Any]]:
+def _path_rows(
+    scope: str, node_ids: list[str], messages: list[Message], hashes: Sequence[str]
+) -> list[dict[str, Any]]:
     parents = [None, *node_ids[:-1]]
     return [
         {
@@ -161,11 +163,11 @@ def _path_rows(scope: str, node_ids: list[str], messages: list[Message]) -> list
             "scope": scope,
             "parent_id": parent,
             "depth": depth,
-            "body_hash": content_hash(message),
+            "body_hash": body_hash,
             "body": message,
         }
-        for depth, (node, parent, message) in enumerate(
-            zip(node_ids, parents, messages, strict=True)
+        for depth, (node, parent, message, body_hash) in enumerate(
+            zip(node_ids, parents, messages, hashes, strict=True)
         )
     ]
 

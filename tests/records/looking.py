@@ -10,7 +10,7 @@ from records.reading.summary import _votes
 from records.reading.summary import verdict_of as _verdict_of
 from records.store import Store
 from records.tables.models import PolicyVersionRow, TurnRow
-from records.turns.linking import _ref, _ref_columns
+from records.turns.linking import _REFS, _ref
 from records.types import TurnRef, Verdict, Vote
 
 
@@ -59,6 +59,6 @@ def _list_turns(
         conditions.append(TurnRow.session_id == session_id)
     if state is not None:
         conditions.append(TurnRow.state == state)
-    statement = _ref_columns().where(*conditions)
+    statement = _REFS.where(*conditions)
     newest = statement.order_by(TurnRow.created_at.desc(), TurnRow.turn_id).limit(limit)
     return [_ref(row) for row in connection.execute(newest)]

@@ -16,7 +16,7 @@ from api_proxy.access.request_limits import RequestLimits
 from api_proxy.config import ProxyConfig
 from api_proxy.errors import ApiError
 from api_proxy.request import json_scan
-from api_proxy.request.json_scan import json_size
+from api_proxy.request.json_scan import JsonSize, is_surely_within, json_size
 from api_proxy.server.refusals import Refusals
 from tests.api_proxy.conftest import Door
 
@@ -48,6 +48,11 @@ def test_brackets_and_commas_outside_of_strings_are_counted(
         patch.setattr(json_scan, "_BLOCK", block)
         size = json_size(raw)
     assert (size.num_values, size.depth) == (1 + number, depth)
+    for most in (size, JsonSize(num_values=number, depth=depth), JsonSize(num_values=9, depth=3)):
+        if is_surely_within(raw, most):
+            assert size.num_values <= most.num_values
+            assert size.depth <= most.depth
+    assert is_surely_within(raw, JsonSize(num_values=2 + 2 * len(raw), depth=len(raw)))
 
 
 def test_a_body_far_longer_than_the_context_is_refused_by_its_length() -> None:
