@@ -6,11 +6,11 @@ that turns share are read once. Token ids are verified against the stored checks
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, Row, bindparam, select
 
 from records.errors import StoreCorrupt, UnknownTurn
 from records.feedback.feedback import load as load_feedback
@@ -26,11 +26,38 @@ from records.tables.models import (
     VariantRow,
     VerdictRow,
 )
-from records.tables.sql import chunks
+from records.tables.sql import rows_in
 from records.turns.recording import REPLAY_PRIORITY, Recording
 from records.types import Ids, Logprobs, TurnRecord, VersionSpan
 
 TokenTriple = tuple[Ids, Ids, Logprobs]
+
+
+def _with_ancestors(row_id: Any, parent_id: Any, *wanted: Any) -> Any:
+    """`wanted` columns of the rows whose ids are in the parameter `values`, and of all rows above
+    them. UNION, not UNION ALL: an ancestor that several rows share is visited once.
+    """
+    ids = (row_id.label("id"), parent_id.label("above"))
+    walk = select(*ids).where(row_id.in_(_VALUES)).cte("walk", recursive=True)
+    walk = walk.union(select(*ids).join(walk, row_id == walk.c.above))
+    return select(*wanted).join(walk, row_id == walk.c.id)
+
+
+_VALUES = bindparam("values", expanding=True)
+_TURNS = (
+    select(TurnRow.__table__, VerdictRow.hint, VerdictRow.candidates)
+    .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
+    .where(TurnRow.turn_id.in_(_VALUES))
+)
+_VARIANTS = select(VariantRow.body_hash, VariantRow.body).where(VariantRow.body_hash.in_(_VALUES))
+_TOOLSETS = select(ToolsetRow.toolset_hash, ToolsetRow.body).where(
+    ToolsetRow.toolset_hash.in_(_VALUES)
+)
+_RECORDINGS = select(RecordingRow.__table__).where(RecordingRow.turn_id.in_(_VALUES))
+_NODES = _with_ancestors(
+    NodeRow.node_id, NodeRow.parent_id, NodeRow.node_id, NodeRow.parent_id, NodeRow.body
+)
+_TOKENS = _with_ancestors(TokensRow.turn_id, TokensRow.token_parent_id, TokensRow.__table__)
 
 
 def load_turns(
@@ -40,32 +67,18 @@ def load_turns(
 
     Turns of a batch share the dicts of the messages that they share: copy before changing one.
     """
-    rows: dict[str, Row[Any]] = {}
-    for part in chunks(turn_ids):
-        statement = (
-            select(TurnRow.__table__, VerdictRow.hint, VerdictRow.candidates)
-            .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)
-            .where(TurnRow.turn_id.in_(part))
-        )
-        rows.update((row.turn_id, row) for row in connection.execute(statement))
+    rows = {row.turn_id: row for row in rows_in(connection, _TURNS, turn_ids)}
     if skip_unknown:
         turn_ids = [turn_id for turn_id in turn_ids if turn_id in rows]
     for turn_id in turn_ids:
         if turn_id not in rows:
             raise UnknownTurn(turn_id)
-    nodes = _load_nodes(connection, {row.response_node_id for row in rows.values()})
-    variants = _load_bodies(
-        connection,
-        VariantRow.body_hash,
-        VariantRow.body,
-        {value for row in rows.values() for value in (row.variants or {}).values()},
-    )
-    toolsets = _load_bodies(
-        connection,
-        ToolsetRow.toolset_hash,
-        ToolsetRow.body,
-        {row.toolset_hash for row in rows.values() if row.toolset_hash is not None},
-    )
+    leaves = {row.response_node_id for row in rows.values()}
+    nodes = {row.node_id: row for row in rows_in(connection, _NODES, leaves)}
+    forms = {value for row in rows.values() for value in (row.variants or {}).values()}
+    variants = {row.body_hash: row.body for row in rows_in(connection, _VARIANTS, forms)}
+    offered = {row.toolset_hash for row in rows.values() if row.toolset_hash is not None}
+    toolsets = {row.toolset_hash: row.body for row in rows_in(connection, _TOOLSETS, offered)}
     tokens = load_tokens(connection, turn_ids)
     feedback = load_feedback(connection, turn_ids)
     recordings = load_recordings(
@@ -133,18 +146,16 @@ def _record(
 
 def load_recordings(connection: Connection, turn_ids: Sequence[str]) -> dict[str, Recording]:
     """Where those of these turns come from that belong to a recording."""
-    found: dict[str, Recording] = {}
-    for part in chunks(turn_ids):
-        statement = select(RecordingRow.__table__).where(RecordingRow.turn_id.in_(part))
-        for row in connection.execute(statement):
-            found[row.turn_id] = Recording(
-                kind=row.kind,
-                source=row.source,
-                position=row.position,
-                held_out=row.held_out,
-                votes=None if row.votes is None else tuple(row.votes),
-            )
-    return found
+    return {
+        row.turn_id: Recording(
+            kind=row.kind,
+            source=row.source,
+            position=row.position,
+            held_out=row.held_out,
+            votes=None if row.votes is None else tuple(row.votes),
+        )
+        for row in rows_in(connection, _RECORDINGS, turn_ids)
+    }
 
 
 def hint_candidates(verdict: Row[Any]) -> tuple[str, ...]:
@@ -172,35 +183,6 @@ def _path(nodes: dict[str, Row[Any]], leaf: str) -> list[Message]:
     return messages
 
 
-def _load_nodes(connection: Connection, leaves: Iterable[str]) -> dict[str, Row[Any]]:
-    nodes: dict[str, Any] = {}
-    for part in chunks(list(leaves)):
-        walk = (
-            select(NodeRow.node_id, NodeRow.parent_id)
-            .where(NodeRow.node_id.in_(part))
-            .cte("walk", recursive=True)
-        )
-        # UNION, not UNION ALL: an ancestor that several turns share is visited once.
-        walk = walk.union(
-            select(NodeRow.node_id, NodeRow.parent_id).join(
-                walk, NodeRow.node_id == walk.c.parent_id
-            )
-        )
-        statement = select(NodeRow.node_id, NodeRow.parent_id, NodeRow.body).join(
-            walk, NodeRow.node_id == walk.c.node_id
-        )
-        nodes.update((row.node_id, row) for row in connection.execute(statement))
-    return nodes
-
-
-def _load_bodies(connection: Connection, key: Any, body: Any, hashes: set[str]) -> dict[str, Any]:
-    bodies: dict[str, Any] = {}
-    for part in chunks(list(hashes)):
-        for found, value in connection.execute(select(key, body).where(key.in_(part))):
-            bodies[found] = value
-    return bodies
-
-
 def turn_tokens(connection: Connection, turn_id: str) -> tuple[Ids, Ids]:
     """(prompt ids [P], response ids [R]) of a turn. Raises as `load_tokens`."""
     prompt_ids, response_ids, _ = load_tokens(connection, [turn_id])[turn_id]
@@ -212,20 +194,7 @@ def load_tokens(connection: Connection, turn_ids: Sequence[str]) -> dict[str, To
 
     Raises UnknownTurn, and StoreCorrupt if the rebuilt ids do not match their checksum.
     """
-    rows: dict[str, Row[Any]] = {}
-    for part in chunks(turn_ids):
-        chain = (
-            select(TokensRow.turn_id, TokensRow.token_parent_id)
-            .where(TokensRow.turn_id.in_(part))
-            .cte("chain", recursive=True)
-        )
-        chain = chain.union(
-            select(TokensRow.turn_id, TokensRow.token_parent_id).join(
-                chain, TokensRow.turn_id == chain.c.token_parent_id
-            )
-        )
-        statement = select(TokensRow.__table__).join(chain, TokensRow.turn_id == chain.c.turn_id)
-        rows.update((row.turn_id, row) for row in connection.execute(statement))
+    rows = {row.turn_id: row for row in rows_in(connection, _TOKENS, turn_ids)}
     for turn_id in turn_ids:
         if turn_id not in rows:
             raise UnknownTurn(turn_id)
