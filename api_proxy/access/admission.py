@@ -78,7 +78,7 @@ async def checked(request: Request, parse: Parse) -> tuple[Completion, Caller]:
         caller = caller_of(request)
         raw = await body_of(request, service.request_limits.check_length, config.body_timeout_s)
         limits = await service.limits_for(len(raw))
-        more = limits.context_length or 0 if request.url.path == TEXT_PATH else 0
+        more = limits.context_length or 0 if request.scope["path"] == TEXT_PATH else 0
         fields = await service.workers.run(len(raw), limits.read, raw, more)
         body = Body(fields=fields, num_bytes=len(raw), limits=limits)
         completion = await parse(body, caller.scope)
