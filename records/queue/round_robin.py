@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Subquery, case, select
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    Subquery,
+    bindparam,
+    case,
+    select,
+)
 
 from records.names import TurnState
 from records.tables.models import Base, TurnRow
@@ -62,17 +72,19 @@ def waiting_scopes(
     """Up to `limit` scopes with turns in `state` that are free, starting after the scope `after`,
     around the ring of all.
     """
-    return ring_of_scopes(connection, TurnRow, _waiting(state, priority, is_free), after, limit)
+    return ring_of_scopes(connection, TurnRow, waiting(state, priority, is_free), after, limit)
 
 
 def scope_ring(state: TurnState, priority: int) -> Subquery:
     """All scopes with turns in `state`, in order."""
-    return _ring(TurnRow, _waiting(state, priority, None), None)
+    return _ring(TurnRow, waiting(state, priority, None), None)
 
 
-def _waiting(
+def waiting(
     state: TurnState, priority: int, is_free: Condition | None
 ) -> Callable[[type[TurnRow]], Sequence[ColumnElement[bool]]]:
+    """What is asked of a turn in `state`, for a ring of scopes."""
+
     def waits(row: type[TurnRow]) -> list[ColumnElement[bool]]:
         conditions = [row.state == state, row.priority == priority]
         return conditions if is_free is None else [*conditions, is_free(row)]
@@ -90,12 +102,40 @@ def ring_of_scopes(
     """Up to `limit` scopes that have a row which `waits`, starting after the scope `after`, around
     the ring of all. `model` has a column `scope`, which follows those of `waits` in an index.
     """
+    return scopes_along(
+        connection, lambda is_after: ring_statement(model, waits, is_after=is_after), after, limit
+    )
+
+
+def scopes_along(
+    connection: Connection,
+    ring_of: Callable[[bool], Select[str]],
+    after: str,
+    limit: int,
+    **parameters: Any,
+) -> list[str]:
+    """Up to `limit` scopes of the statements that `ring_of` makes (`ring_statement`), starting after
+    the scope `after`, around the ring of all; `parameters` are those of their conditions.
+    """
     scopes: list[str] = []
-    for start in (after, None):
+    for start in (after, None) if after else (None,):
         if len(scopes) < limit:
-            ring = _ring(model, waits, start)
-            scopes += connection.scalars(select(ring.c.scope).limit(limit))
+            given = {} if start is None else {"after": start}
+            found = connection.scalars(
+                ring_of(start is not None), {"most": limit, **given, **parameters}
+            )
+            scopes += found
     return list(dict.fromkeys(scopes))[:limit]
+
+
+def ring_statement(
+    model: type[R], waits: Callable[[type[R]], Sequence[ColumnElement[bool]]], *, is_after: bool
+) -> Select[str]:
+    """Up to `most` scopes with a row which `waits`, those that follow the scope `after` or all: a
+    statement with these parameters.
+    """
+    scopes = _ring(model, waits, bindparam("after") if is_after else None)
+    return select(scopes.c.scope).limit(bindparam("most"))
 
 
 @cache
@@ -109,7 +149,7 @@ def _row_of(model: type[Base]) -> Any:
 def _ring(
     model: type[R],
     waits: Callable[[type[R]], Sequence[ColumnElement[bool]]],
-    after: str | None,
+    after: BindParameter[Any] | None,
 ) -> Subquery:
     row = _row_of(model)
 

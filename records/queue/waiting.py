@@ -10,14 +10,17 @@ nothing else to do, which asks only for their hint.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     Row,
     Select,
     UnaryExpression,
+    bindparam,
     func,
     or_,
     select,
@@ -35,8 +38,10 @@ from records.queue.round_robin import (
     ceil_div,
     deal,
     flat,
+    ring_statement,
     scope_ring,
-    waiting_scopes,
+    scopes_along,
+    waiting,
 )
 from records.tables.models import TurnRow
 from records.tables.sql import chunks
@@ -51,31 +56,59 @@ _LATE_STATES = (TurnState.JUDGING, TurnState.DROPPED)
 """The states of turns of `HINT_ONLY_PRIORITY`: claimed once already, or not yet."""
 
 
+_NOW = bindparam("now")
+# Made once: to make a statement takes ten times as long as to run it, and idle workers ask often.
+
+
+@cache
+def _any_free(state: TurnState) -> Select[str]:
+    waits = (TurnRow.state == state, TurnRow.priority.in_(PRIORITIES), is_free(_NOW))
+    return select(TurnRow.turn_id).where(*waits).limit(1)
+
+
+@cache
+def _any_late() -> Select[str]:
+    is_late = TurnRow.state.in_(_LATE_STATES), TurnRow.priority == HINT_ONLY_PRIORITY
+    return select(TurnRow.turn_id).where(*is_late, is_free(_NOW)).limit(1)
+
+
+@cache
+def _ring_of_free(state: TurnState, priority: int, is_after: bool) -> Select[str]:
+    waits = waiting(state, priority, lambda row: is_free(_NOW, row))
+    return ring_statement(TurnRow, waits, is_after=is_after)
+
+
+@cache
+def _free_turns(state: TurnState, priority: int, has_oldest: bool) -> Select[str, str, str]:
+    conditions = [
+        TurnRow.state == state,
+        TurnRow.priority == priority,
+        TurnRow.scope == bindparam("scope"),
+        is_free(_NOW),
+    ]
+    if has_oldest:
+        oldest = bindparam("oldest")
+        conditions.append(or_(TurnRow.oldest_version.is_(None), TurnRow.oldest_version >= oldest))
+    return (
+        select(TurnRow.turn_id, TurnRow.session_id, TurnRow.scope)
+        .where(*conditions)
+        .order_by(*order_of(priority))
+        .limit(bindparam("most"))
+        .with_for_update(skip_locked=True)
+    )
+
+
 def any_free(connection: Connection, state: TurnState, now: float) -> bool:
     """Whether a claim would find a turn: idle workers ask this without taking a write lock."""
-    statement = (
-        select(TurnRow.turn_id)
-        .where(TurnRow.state == state, TurnRow.priority.in_(PRIORITIES), is_free(now))
-        .limit(1)
-    )
-    return connection.scalar(statement) is not None
+    return connection.scalar(_any_free(state), {"now": now}) is not None
 
 
 def any_late(connection: Connection, now: float) -> bool:
     """Whether a turn waits to be judged for its hint alone."""
-    statement = (
-        select(TurnRow.turn_id)
-        .where(
-            TurnRow.state.in_(_LATE_STATES),
-            TurnRow.priority == HINT_ONLY_PRIORITY,
-            is_free(now),
-        )
-        .limit(1)
-    )
-    return connection.scalar(statement) is not None
+    return connection.scalar(_any_late(), {"now": now}) is not None
 
 
-def is_free(now: float, row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
+def is_free(now: float | BindParameter[Any], row: type[TurnRow] = TurnRow) -> ColumnElement[bool]:
     """Whether nobody holds the turn."""
     return or_(row.claim_until.is_(None), row.claim_until < now)
 
@@ -144,8 +177,8 @@ def _dealt(
     oldest_version: int | None,
 ) -> list[tuple[str, str]]:
     """(turn id, scope) of up to `limit` free turns, dealt scope by scope."""
-    scopes = waiting_scopes(
-        connection, state, priority, lambda row: is_free(now, row), after, limit
+    scopes = scopes_along(
+        connection, partial(_ring_of_free, state, priority), after, limit, now=now
     )
     depth = WINDOW * ceil_div(limit, max(len(scopes), 1))
     queues = [
@@ -165,23 +198,11 @@ def _window(
     oldest_version: int | None,
 ) -> Sequence[Row[str, str, str]]:
     """The free turns of a scope that are to go first."""
-    conditions = [
-        TurnRow.state == state,
-        TurnRow.priority == priority,
-        TurnRow.scope == scope,
-        is_free(now),
-    ]
+    given: dict[str, Any] = {"scope": scope, "now": now, "most": depth}
     if oldest_version is not None:
-        conditions.append(
-            or_(TurnRow.oldest_version.is_(None), TurnRow.oldest_version >= oldest_version)
-        )
-    return connection.execute(
-        select(TurnRow.turn_id, TurnRow.session_id, TurnRow.scope)
-        .where(*conditions)
-        .order_by(*order_of(priority))
-        .limit(depth)
-        .with_for_update(skip_locked=True)
-    ).all()
+        given["oldest"] = oldest_version
+    statement = _free_turns(state, priority, oldest_version is not None)
+    return connection.execute(statement, given).all()
 
 
 def order_of(priority: int) -> tuple[UnaryExpression[Any], ...]:
