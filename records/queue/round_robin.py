@@ -114,8 +114,8 @@ def scopes_along(
     limit: int,
     **parameters: Any,
 ) -> list[str]:
-    """Up to `limit` scopes of the statements that `ring_of` makes (`ring_statement`), starting after
-    the scope `after`, around the ring of all; `parameters` are those of their conditions.
+    """Up to `limit` scopes of the statements that `ring_of` makes (`ring_statement`), from the
+    scope after `after` around the ring of all; `parameters` are those of their conditions.
     """
     scopes: list[str] = []
     for start in (after, None) if after else (None,):
