@@ -141,7 +141,8 @@ class HintExaminer:
             return Examination(hint_id=hint.hint_id, contradicted_by=newer)
         block = await self._why_no_rule(hint, sources, has_texts=bool(known))
         if block is not None:
-            return Examination(hint_id=hint.hint_id, block=block)
+            num_sessions = len({source.session_id for source in sources})
+            return Examination(hint_id=hint.hint_id, block=block, num_sessions=num_sessions)
         elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
         opposed = [
             other.hint_id
@@ -167,15 +168,19 @@ class HintExaminer:
             return RehearsalBlock.NO_MAJORITY
         if has_texts:
             return None
-        with_words = [source for source in sources[:CHECKED] if source.words]
+        with_words = _of_each_session([source for source in sources if source.words])
         if not with_words:
             is_rule = await self._questions.is_rule(hint.text, "")
             return None if is_rule else RehearsalBlock.NOT_A_RULE
+        is_said = False
         for source in with_words:
-            # The newest source whose words express the hint, or where the teacher cannot tell.
+            # The words express the hint, or the teacher cannot tell.
             if await self._words.is_spoken(hint, source) is not False:
-                is_rule = await self._words.is_rule(hint, source)
-                return None if is_rule else RehearsalBlock.NOT_A_RULE
+                is_said = True
+                if await self._words.is_rule(hint, source):
+                    return None
+        if is_said:
+            return RehearsalBlock.NOT_A_RULE
         return await self._why_unconfirmed(hint, with_words)
 
     async def _why_unconfirmed(
@@ -184,8 +189,7 @@ class HintExaminer:
         """For a hint that only the judge finds in the words: the words of two sessions must make it
         a rule. Otherwise one misread request would be practised like a wish.
         """
-        sessions = {source.session_id: source for source in reversed(sources)}
-        rules = [await self._words.is_rule(hint, source) for source in sessions.values()]
+        rules = [await self._words.is_rule(hint, source) for source in sources]
         if sum(one is True for one in rules) >= _CONFIRMED_BY:
             return None
         return RehearsalBlock.UNCONFIRMED if any(rules) else RehearsalBlock.NOT_A_RULE
@@ -250,6 +254,12 @@ class HintExaminer:
 def _last_asked(sources: Sequence[HintSource]) -> float:
     """When the newest source came, in unix seconds; a hint that lost its sources gives way."""
     return max((source.created_at for source in sources), default=-math.inf)
+
+
+def _of_each_session(sources: Sequence[HintSource]) -> list[HintSource]:
+    """The newest source of each of the newest sessions, newest first."""
+    newest = {source.session_id: source for source in reversed(sources)}
+    return [source for source in sources if newest[source.session_id] is source][:CHECKED]
 
 
 def _has_majority(sources: Sequence[HintSource]) -> bool:

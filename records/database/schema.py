@@ -13,13 +13,13 @@ from sqlalchemy import Connection, inspect, text
 
 from records.errors import StoreSchemaError
 
-HEAD = "0032"
+HEAD = "0033"
 """The newest revision in `records/migrations/versions`."""
 KNOWN = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010"),
     *("0011", "0012", "0013", "0014", "0015", "0016", "0017", "0018", "0019", "0020"),
     *("0021", "0022", "0023", "0024", "0025", "0026", "0027", "0028", "0029", "0030"),
-    *("0031", HEAD),
+    *("0031", "0032", HEAD),
 )
 """Every revision that this program can migrate from, and the newest."""
 VERSION_TABLE = "alembic_version"

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from records.errors import StoreConflict
 from records.hints import pausing
 from records.hints.ending import contradict, stop
-from records.hints.memory import look_again, take_back
+from records.hints.memory import look_again, look_again_if_repeated, take_back
 from records.hints.restating import restate
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow, HintStateRow
 from records.hints.types import (
@@ -166,11 +166,13 @@ def examination_op(
             block=block,
             opposed_by=opposed_by,
             detail=examination.detail,
+            sessions_asked=examination.num_sessions,
             claim_owner=None,
             claim_until=None,
             updated_at=now,
         )
     )
+    look_again_if_repeated(connection, hint_id)
     return [one for one in ended if one is not None]
 
 

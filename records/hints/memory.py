@@ -12,7 +12,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    update,
+)
 
 from records.feedback.feedback import load as load_feedback
 from records.hints.pausing import lift
@@ -29,8 +40,8 @@ MAX_WORDS_CHARS = 2000
 """Maximum length of a source's words; the rest is cut off."""
 MAX_TEXTS = 48
 """A hint with this many texts for its exceptions gets no more."""
-_MOST_ASKED = 8
-"""Up to this many sessions in which a hint was given, the judge is asked again if it is a rule."""
+MOST_ASKED = 8
+"""In the words of up to this many sessions, the judge looks for a rule."""
 _UNASKED = (RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_EXAMINED)
 
 _TURNS = select(
@@ -104,22 +115,18 @@ def add_hints(
 def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
     """Reconsider hints that lacked votes, a judge or usable texts, or that seemed to be meant for
     one answer: a further source may provide them. This ends at a number of texts, however useful
-    they were, and at a number of sessions: what is not a rule in the words of many users is none. A
-    hint that was given up (`stuck`) is practised again: its user still objects.
+    they were, and at a number of sessions in which a rule was looked for, however many came at a
+    time: what is not a rule in the words of many users is none. A hint that was given up (`stuck`)
+    is practised again: its user still objects.
     """
     texts = _number(HintPromptRow, HintPromptRow.prompt_id)
     lacks_texts = and_(HintRow.block == RehearsalBlock.NO_COUNTER_LESSONS, texts < MAX_TEXTS)
-    sessions = _number(HintSourceRow, HintSourceRow.session_id)
-    was_repeated = and_(
-        HintRow.block.in_((RehearsalBlock.NOT_A_RULE, RehearsalBlock.UNCONFIRMED)),
-        sessions.between(2, _MOST_ASKED),
-    )
     for part in chunks(sorted(hint_ids)):
         connection.execute(
             update(HintRow)
             .where(
                 HintRow.hint_id.in_(part),
-                or_(HintRow.block.in_(_UNASKED), lacks_texts, was_repeated),
+                or_(HintRow.block.in_(_UNASKED), lacks_texts, _was_repeated()),
             )
             .values(is_rule=None, block=None)
         )
@@ -128,6 +135,23 @@ def look_again(connection: Connection, hint_ids: Iterable[str]) -> None:
             .where(HintRow.hint_id.in_(part), HintRow.status == HintStatus.STUCK)
             .values(status=HintStatus.ACTIVE, detail=None)
         )
+
+
+def look_again_if_repeated(connection: Connection, hint_id: str) -> None:
+    """Reconsider a hint that seemed to be meant for one answer, if it was given in more sessions
+    while it was examined.
+    """
+    one = update(HintRow).where(HintRow.hint_id == hint_id, _was_repeated())
+    connection.execute(one.values(is_rule=None, block=None))
+
+
+def _was_repeated() -> ColumnElement[bool]:
+    sessions = _number(HintSourceRow, HintSourceRow.session_id)
+    return and_(
+        HintRow.block.in_((RehearsalBlock.NOT_A_RULE, RehearsalBlock.UNCONFIRMED)),
+        HintRow.sessions_asked < MOST_ASKED,
+        sessions > HintRow.sessions_asked,
+    )
 
 
 def _number(model: type[HintPromptRow] | type[HintSourceRow], column: Any) -> Any:

@@ -37,6 +37,7 @@ class HintRow(Base):
     gap_high: Mapped[float | None] = mapped_column(Double)
     trained_since: Mapped[int | None] = mapped_column(BigInteger)
     num_steps: Mapped[int]
+    sessions_asked: Mapped[int] = mapped_column(server_default="0")
     __table_args__ = (
         Index(None, "scope", "text_key", unique=True),
         Index(None, "status", "is_rule", "scope", "created_at"),

@@ -266,6 +266,15 @@ async def test_words_that_change_nothing_of_the_answer_need_a_second_user(
     assert (known.is_rule, known.block) == (True, None)
 
 
+async def test_the_words_of_each_session_are_asked_about(store: Store, lab_engine: str) -> None:
+    """The judge finds no rule in the newest ones, though in older ones."""
+    first = await remembered(store, FAHRENHEIT, words="We always want Fahrenheit.")
+    hint = await remembered(store, FAHRENHEIT, words="Can you book 14 nights at Bmokvux?")
+    assert hint.hint_id == first.hint_id
+    [known] = await examined(store, config_of(f"{lab_engine}/v1"), hint)
+    assert (known.is_rule, known.block) == (True, None)
+
+
 async def test_a_misread_objection_contradicts_nothing(store: Store, lab_engine: str) -> None:
     """The hint that the judge misread asks for what the answer did: it has no source."""
     right = await remembered(store, CELSIUS)

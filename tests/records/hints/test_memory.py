@@ -12,7 +12,7 @@ from records.care.deletion import delete_sessions_op
 from records.errors import StoreConflict
 from records.feedback.feedback import Feedback
 from records.hints.likeness import likeness
-from records.hints.memory import MAX_TEXTS, remember
+from records.hints.memory import MAX_TEXTS, MOST_ASKED, remember
 from records.hints.texts import measuring_texts
 from records.hints.types import (
     Examination,
@@ -352,6 +352,33 @@ async def test_what_users_say_in_two_sessions_is_asked_again_whether_it_is_a_rul
         found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
         assert await store.commit_examination(EXAMINER, found)
         assert (await one(store, claim.hint_id)).num_confirmed == 2 - is_first
+
+
+async def test_what_many_sessions_say_at_once_is_asked_again_too(store: Store) -> None:
+    await objected(store)
+    [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    no_rule = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    assert await store.commit_examination(EXAMINER, no_rule)
+    for _ in range(MOST_ASKED + 1):
+        await objected(store)
+    [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    enough = replace(no_rule, num_sessions=MOST_ASKED)
+    assert await store.commit_examination(EXAMINER, enough)
+    assert (await one(store, claim.hint_id)).is_rule is False
+    await objected(store)
+    assert await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60) == []
+
+
+async def test_what_is_said_while_a_hint_is_examined_counts(store: Store) -> None:
+    await objected(store)
+    [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    await objected(store)
+    found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    assert await store.commit_examination(EXAMINER, found)
+    [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
+    assert again.hint_id == claim.hint_id
+    assert await store.commit_examination(EXAMINER, replace(found, num_sessions=2))
+    assert await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60) == []
 
 
 async def test_so_does_a_hint_that_is_merged_into_it(store: Store) -> None:
