@@ -19,6 +19,16 @@ from records.tables.sql import chunks
 
 IS_PAUSED = and_(HintRow.block.is_not(None), HintRow.block == RehearsalBlock.OTHER_SCOPE)
 """A condition on a row of `hints`; never NULL, so that it can be negated."""
+IS_UNGUARDED = and_(
+    HintRow.block.is_not(None),
+    HintRow.block.in_(
+        (RehearsalBlock.NO_MAJORITY, RehearsalBlock.NOT_A_RULE, RehearsalBlock.UNCONFIRMED)
+    ),
+    HintRow.sessions_asked > 1,
+)
+"""Several sessions gave the hint, so that its turns teach it like a rule, and yet it is not
+practised: nothing would preserve the open wish for the opposite.
+"""
 
 
 def pause(connection: Connection, hint_id: str, by: str, now: float) -> None:

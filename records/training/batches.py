@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 from sqlalchemy.orm import aliased
 
-from records.hints.pausing import IS_PAUSED
+from records.hints.pausing import IS_PAUSED, IS_UNGUARDED
 from records.hints.rows import HintRow, HintSourceRow
 from records.hints.types import HintStatus
 from records.lessons.claiming import UNFINISHED
@@ -140,7 +140,7 @@ class Repeats:
 
 
 def _may_repeat(row: type[TurnRow]) -> list[ColumnElement[bool]]:
-    return [*trains_again(row), ~_is_paused(row)]
+    return [*trains_again(row), ~_stays_out(row)]
 
 
 def _locked(
@@ -158,9 +158,10 @@ def ready_turns(is_free: Condition | None = None) -> list[Turns]:
 
 def practised_or_ready_before(since: float) -> Condition:
     """Turns that have no lessons to wait for, and those that became ready before `since`; never one
-    whose hint another scope opposes: somebody has to decide first.
+    whose hint another scope opposes, since somebody has to decide first, nor one whose hint several
+    sessions gave without its being practised.
     """
-    return lambda row: and_(~_is_paused(row), or_(row.updated_at < since, ~awaits_practice(row)))
+    return lambda row: and_(~_stays_out(row), or_(row.updated_at < since, ~awaits_practice(row)))
 
 
 def waited_enough(outcomes: OutcomeRewards | None, now: float) -> Condition | None:
@@ -189,14 +190,14 @@ def both(first: Condition | None, second: Condition | None) -> Condition | None:
     return lambda row: and_(first(row), second(row))
 
 
-def _is_paused(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether a hint of the turn is opposed by another scope."""
-    opposed = exists().where(
+def _stays_out(row: type[TurnRow]) -> ColumnElement[bool]:
+    """Whether another scope opposes a hint of the turn, or nothing would guard what it teaches."""
+    held = exists().where(
         HintSourceRow.turn_id == row.turn_id,
         HintRow.hint_id == HintSourceRow.hint_id,
-        IS_PAUSED,
+        or_(IS_PAUSED, IS_UNGUARDED),
     )
-    return and_(opposed, _keeps_hint(row))
+    return and_(held, _keeps_hint(row))
 
 
 def _keeps_hint(row: type[TurnRow]) -> ColumnElement[bool]:
