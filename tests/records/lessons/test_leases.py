@@ -384,8 +384,23 @@ async def test_turns_of_a_hint_that_rests_without_exceptions_do_not_wait(store: 
 
 async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store) -> None:
     await ready_turns(store, 4)
-    await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
+    await one_hint(store, block=RehearsalBlock.NO_STATES, num_sessions=4)
     assert kinds(await leased(store, 4, replace(SHARES, hold_s=600.0))) == {None: 4}
+
+
+async def test_one_session_that_asks_for_no_rule_trains(store: Store) -> None:
+    await ready_turns(store, 1)
+    await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
+    assert kinds(await leased(store, 1, replace(SHARES, hold_s=600.0))) == {None: 1}
+
+
+async def test_several_sessions_do_not_teach_what_nothing_guards(
+    store: Store, clock: Clock
+) -> None:
+    await ready_turns(store, 4)
+    await one_hint(store, block=RehearsalBlock.NOT_A_RULE, num_sessions=4)
+    clock.now += 601
+    assert await leased(store, 4, replace(SHARES, hold_s=600.0)) == []
 
 
 async def test_turns_of_a_hint_that_another_scope_opposes_wait_for_somebody(
