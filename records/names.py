@@ -86,6 +86,8 @@ class DropReason(StrEnum):
     HELD_OUT = "held_out"
     # Its hint was deleted, contradicted or withdrawn before it trained.
     HINT_ENDED = "hint_ended"
+    # Several sessions gave its hint, which is not practised: nothing would guard what it teaches.
+    HINT_UNGUARDED = "hint_unguarded"
     # Decided by the trainer.
     STALE = "stale"
     BEYOND_TRAINER_MEMORY = "beyond_trainer_memory"

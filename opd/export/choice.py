@@ -76,6 +76,7 @@ ALLOWED = frozenset(
         DropReason.NO_USER_MESSAGE,
         DropReason.HINT_AGREES,
         DropReason.HINT_ENDED,
+        DropReason.HINT_UNGUARDED,
         DropReason.HINTED_PROMPT_MISMATCH,
         DropReason.HINTED_PROMPT_TOO_LONG,
         DropReason.TEACHER_MISALIGNED,

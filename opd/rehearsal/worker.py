@@ -167,6 +167,8 @@ class RehearsalWorker:
             return
         version = await self._version()
         await self._follow(version)
+        if dropped := await self._store.drop_unguarded():
+            logger.info("%d turns of hints that nothing guards do not train", dropped)
         self._prepare_next()
         hints = list(self._prepared.values())
         ended = await self._keeping.to_bring_back(self._review.returned)

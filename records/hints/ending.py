@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, select, update
 
-from records.hints.pausing import lift
+from records.hints.pausing import IS_UNGUARDED, lift
 from records.hints.rows import HintPromptRow, HintRow, HintSourceRow
 from records.hints.types import (
     ENDED_STATUSES,
@@ -37,6 +37,16 @@ from records.tables.sql import chunks
 from records.training.repeats import repeat_no_more
 
 _WAITING = (TurnState.SCORING, TurnState.READY)
+_AT_A_TIME = 500
+_UNGUARDED = select(TurnRow.turn_id).where(
+    TurnRow.state == TurnState.READY,
+    exists().where(
+        HintSourceRow.turn_id == TurnRow.turn_id,
+        HintRow.hint_id == HintSourceRow.hint_id,
+        IS_UNGUARDED,
+    ),
+    exists().where(VerdictRow.turn_id == TurnRow.turn_id, VerdictRow.hint.is_not(None)),
+)
 
 
 def only_ended() -> ColumnElement[bool]:
@@ -69,6 +79,29 @@ def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bo
     """
     statement = select(TurnRow.turn_id).where(*conditions, only_ended())
     turn_ids = list(connection.scalars(statement.order_by(TurnRow.turn_id).with_for_update()))
+    _drop_or_go_on(connection, turn_ids, DropReason.HINT_ENDED, now)
+    erase_deleted(connection, turn_ids)
+    return len(turn_ids)
+
+
+def any_unguarded(connection: Connection) -> bool:
+    """Whether a ready turn has a hint that nothing guards (`IS_UNGUARDED`)."""
+    return connection.scalar(_UNGUARDED.limit(1)) is not None
+
+
+def drop_unguarded_op(connection: Connection, now: float) -> int:
+    """Ready turns with a hint that nothing guards -> dropped(hint_unguarded), or ready with their
+    reward alone; returns how many, at most `_AT_A_TIME`.
+    """
+    found = _UNGUARDED.order_by(TurnRow.turn_id).limit(_AT_A_TIME).with_for_update()
+    turn_ids = list(connection.scalars(found))
+    _drop_or_go_on(connection, turn_ids, DropReason.HINT_UNGUARDED, now)
+    return len(turn_ids)
+
+
+def _drop_or_go_on(
+    connection: Connection, turn_ids: Sequence[str], reason: DropReason, now: float
+) -> None:
     going_on = go_on_without_hint(connection, turn_ids, now)
     for part in chunks([turn_id for turn_id in turn_ids if turn_id not in going_on]):
         connection.execute(
@@ -76,7 +109,7 @@ def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bo
             .where(TurnRow.turn_id.in_(part))
             .values(
                 state=TurnState.DROPPED,
-                drop_reason=DropReason.HINT_ENDED,
+                drop_reason=reason,
                 trained_version=None,
                 times_trained=0,
                 times_left=0,
@@ -85,8 +118,6 @@ def drop_turns(connection: Connection, now: float, *conditions: ColumnElement[bo
                 updated_at=now,
             )
         )
-    erase_deleted(connection, turn_ids)
-    return len(turn_ids)
 
 
 def erase_deleted(connection: Connection, turn_ids: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ OF_THE_HINT = frozenset(
         DropReason.TEACHER_UNAVAILABLE,
         DropReason.UNKNOWN_TEACHER,
         DropReason.HINT_ENDED,
+        DropReason.HINT_UNGUARDED,
         DropReason.REVIEW_REJECTED,
     }
 )

@@ -67,6 +67,10 @@ DROP_WORDS: dict[DropReason, str] = {
         "(scoring.least_fall): they ask for what the reply did, so the judge misread what "
         "followed, or there was nothing to correct"
     ),
+    DropReason.HINT_UNGUARDED: (
+        "several sessions gave its hint, which is not practised (opd hints list says why): such "
+        "turns alone would cost the open wish for the opposite"
+    ),
     DropReason.HINT_ENDED: (
         "its hint was deleted, or a later one said the opposite, before it could train"
     ),

@@ -127,6 +127,14 @@ class HintStore(StoreBase):
             now=self._clock(),
         )
 
+    async def drop_unguarded(self) -> int:
+        """Drop ready turns with a hint that several sessions gave and that is not practised;
+        returns how many, of very many some at a time.
+        """
+        if not await self.read(ending.any_unguarded):
+            return 0
+        return await self.write(ending.drop_unguarded_op, now=self._clock())
+
     async def active_hints(self, limit: int) -> list[Hint]:
         """Rules that hold, newest first: what is rehearsed, and what is measured."""
         return await self.read(reading.to_rehearse, limit=limit)

@@ -12,7 +12,7 @@ import pytest
 from records.errors import StoreConflict
 from records.hints.types import Examination, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
-from records.names import TurnState
+from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.share import UNCAPPED, LessonShares, Share
 from records.types import ReadySample
@@ -391,16 +391,22 @@ async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store)
 async def test_one_session_that_asks_for_no_rule_trains(store: Store) -> None:
     await ready_turns(store, 1)
     await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
+    assert await store.drop_unguarded() == 0
     assert kinds(await leased(store, 1, replace(SHARES, hold_s=600.0))) == {None: 1}
 
 
 async def test_several_sessions_do_not_teach_what_nothing_guards(
     store: Store, clock: Clock
 ) -> None:
-    await ready_turns(store, 4)
+    turn_ids = await ready_turns(store, 4)
     await one_hint(store, block=RehearsalBlock.NOT_A_RULE, num_sessions=4)
     clock.now += 601
     assert await leased(store, 4, replace(SHARES, hold_s=600.0)) == []
+    assert await store.drop_unguarded() == 4
+    assert {one.drop_reason for one in await store.load_turns(turn_ids)} == {
+        DropReason.HINT_UNGUARDED
+    }
+    assert await store.drop_unguarded() == 0
 
 
 async def test_turns_of_a_hint_that_another_scope_opposes_wait_for_somebody(
