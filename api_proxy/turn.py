@@ -38,11 +38,11 @@ class Turn:
     `notes` is the task that writes what the request itself brings, `commit` the one that writes the
     turn; `is_session_kept` tells that the session is in the store, `is_link_deferred` that the
     store could not be asked where the turn belongs; `path` has its messages' node ids (None: they
-    were not computed); `first_node` is its prompt's node if it begins
-    a conversation that its client did not name; `captured` is the turn in the form that the store
-    takes; `is_lost`: the store refused it, or neither the store nor the spill file took it.
-    `created` is in unix seconds, `started` of a monotonic clock. `is_cut`: the proxy is stopping.
-    `place` is left when the reply is over.
+    were not computed); `first_node` is its prompt's node if it begins a conversation that its
+    client did not name; `captured` is the turn in the form that the store takes; `is_lost`: the
+    store refused it, or neither the store nor the spill file took it. `created` is in unix seconds,
+    `started` of a monotonic clock. `is_cut`: the proxy is stopping. `place` is left when the reply
+    is over.
 
     A request for several answers (`n`) becomes as many turns with one prompt: the first one has the
     others as `siblings`, `choice` is a turn's place among them, and `unfinished` has the ids of

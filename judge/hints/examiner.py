@@ -27,6 +27,7 @@ from judge.hints.claims import ClaimedHint, ClaimStore, HintClaims, not_examined
 from judge.hints.questions import HintQuestions, Relation
 from judge.hints.said import CHECKED, SourceCheck, UserWords
 from judge.hints.texts import TextWriter, WriterStore
+from records.hints.memory import MOST_ASKED
 from records.hints.types import Examination, Hint, HintPrompt, HintSource, RehearsalBlock
 from records.types import TurnRecord
 from rollout_bridge.worker import ClaimLoop, ServiceUnavailable
@@ -41,6 +42,7 @@ class ExaminerStore(ClaimStore, WriterStore, Protocol):
     """What the examiner needs from the store."""
 
     async def hint_sources(self, hint_id: str, limit: int = 100) -> list[HintSource]: ...
+    async def hint_sessions(self, hint_id: str, limit: int) -> list[HintSource]: ...
     async def hint_prompts(self, hint_id: str) -> list[HintPrompt]: ...
     async def near_hints(
         self, hint: Hint, *, limit: int = 4, other_scopes: bool = False
@@ -139,10 +141,10 @@ class HintExaminer:
             return Examination(hint_id=hint.hint_id, merged_into=same)
         if newer is not None:
             return Examination(hint_id=hint.hint_id, contradicted_by=newer)
-        block = await self._why_no_rule(hint, sources, has_texts=bool(known))
+        sessions = await self._store.hint_sessions(hint.hint_id, MOST_ASKED)
+        block = await self._why_no_rule(hint, sources, sessions, has_texts=bool(known))
         if block is not None:
-            num_sessions = len({source.session_id for source in sources})
-            return Examination(hint_id=hint.hint_id, block=block, num_sessions=num_sessions)
+            return Examination(hint_id=hint.hint_id, block=block, num_sessions=len(sessions))
         elsewhere = await self._store.near_hints(hint, limit=_NEAR, other_scopes=True)
         opposed = [
             other.hint_id
@@ -152,23 +154,29 @@ class HintExaminer:
         return Examination(
             hint_id=hint.hint_id,
             is_rule=True,
+            num_sessions=len(sessions),
             contradicts=tuple(older),
             opposed_elsewhere=tuple(opposed),
             prompts=await self._writer.texts(hint, sources, known),
         )
 
     async def _why_no_rule(
-        self, hint: Hint, sources: Sequence[HintSource], *, has_texts: bool
+        self,
+        hint: Hint,
+        sources: Sequence[HintSource],
+        sessions: Sequence[HintSource],
+        *,
+        has_texts: bool,
     ) -> RehearsalBlock | None:
         """Why a hint is not practised. Such a hint concerns its own answers only: a single mistake
-        of the judge, or a one-time wish, ends no rule. `has_texts`: it passed before, and only
-        needs more texts.
+        of the judge, or a one-time wish, ends no rule. `sessions` are sources of different ones;
+        `has_texts`: it passed before, and only needs more texts.
         """
         if not _has_majority(sources):
             return RehearsalBlock.NO_MAJORITY
         if has_texts:
             return None
-        with_words = _of_each_session([source for source in sources if source.words])
+        with_words = [source for source in sessions if source.words]
         if not with_words:
             is_rule = await self._questions.is_rule(hint.text, "")
             return None if is_rule else RehearsalBlock.NOT_A_RULE
@@ -254,12 +262,6 @@ class HintExaminer:
 def _last_asked(sources: Sequence[HintSource]) -> float:
     """When the newest source came, in unix seconds; a hint that lost its sources gives way."""
     return max((source.created_at for source in sources), default=-math.inf)
-
-
-def _of_each_session(sources: Sequence[HintSource]) -> list[HintSource]:
-    """The newest source of each of the newest sessions, newest first."""
-    newest = {source.session_id: source for source in reversed(sources)}
-    return [source for source in sources if newest[source.session_id] is source][:CHECKED]
 
 
 def _has_majority(sources: Sequence[HintSource]) -> bool:

@@ -184,6 +184,33 @@ def sources(connection: Connection, hint_id: str, limit: int) -> list[HintSource
     return [HintSource(**row._mapping) for row in rows]
 
 
+def of_each_session(connection: Connection, hint_id: str, limit: int) -> list[HintSource]:
+    """A source of each session that gave a hint, newest first: its newest one with words, if any of
+    them has words.
+    """
+    place = func.row_number().over(
+        partition_by=HintSourceRow.session_id,
+        order_by=(
+            HintSourceRow.words == "",
+            HintSourceRow.created_at.desc(),
+            HintSourceRow.turn_id,
+        ),
+    )
+    found = (
+        select(HintSourceRow.__table__, place.label("place"))
+        .where(HintSourceRow.hint_id == hint_id)
+        .subquery()
+    )
+    columns = [found.c[column.name] for column in HintSourceRow.__table__.columns]
+    rows = connection.execute(
+        select(*columns)
+        .where(found.c.place == 1)
+        .order_by(found.c.created_at.desc(), found.c.turn_id)
+        .limit(limit)
+    )
+    return [HintSource(**row._mapping) for row in rows]
+
+
 def newest_words(connection: Connection, hint_ids: Sequence[str]) -> dict[str, str]:
     """The newest words that each hint came from, if there are any."""
     place = func.row_number().over(

@@ -137,7 +137,7 @@ class Examination:
     If it is merged into an equal hint of its scope, or contradicted by one that was asked for
     since, nothing else counts. `contradicts` are hints of its scope that say the opposite,
     `opposed_elsewhere` those of other scopes. `block` says why it is not to be rehearsed; None: it
-    may be. It is about the words of `num_sessions` sessions.
+    may be. A rule was looked for in `num_sessions` sessions.
     """
 
     hint_id: str
@@ -149,7 +149,7 @@ class Examination:
     block: RehearsalBlock | None = None
     prompts: tuple[HintPrompt, ...] = ()
     detail: str | None = None
-    num_sessions: int = 1
+    num_sessions: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

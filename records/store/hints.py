@@ -49,6 +49,10 @@ class HintStore(StoreBase):
         """The turns that it came from, newest first."""
         return await self.read(reading.sources, hint_id=hint_id, limit=limit)
 
+    async def hint_sessions(self, hint_id: str, limit: int) -> list[HintSource]:
+        """One source of each session that gave it, newest first, with words if it has any."""
+        return await self.read(reading.of_each_session, hint_id=hint_id, limit=limit)
+
     async def newest_words(self, hint_ids: Sequence[str]) -> dict[str, str]:
         """The newest words that each of these hints came from."""
         return await self.read(reading.newest_words, hint_ids=hint_ids)

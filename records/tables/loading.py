@@ -31,6 +31,7 @@ from records.turns.recording import REPLAY_PRIORITY, Recording
 from records.types import Ids, Logprobs, TurnRecord, VersionSpan
 
 TokenTriple = tuple[Ids, Ids, Logprobs]
+_VALUES = bindparam("values", expanding=True)
 
 
 def _with_ancestors(row_id: Any, parent_id: Any, *wanted: Any) -> Any:
@@ -43,7 +44,6 @@ def _with_ancestors(row_id: Any, parent_id: Any, *wanted: Any) -> Any:
     return select(*wanted).join(walk, row_id == walk.c.id)
 
 
-_VALUES = bindparam("values", expanding=True)
 _TURNS = (
     select(TurnRow.__table__, VerdictRow.hint, VerdictRow.candidates)
     .outerjoin(VerdictRow, VerdictRow.turn_id == TurnRow.turn_id)

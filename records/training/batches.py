@@ -191,7 +191,9 @@ def both(first: Condition | None, second: Condition | None) -> Condition | None:
 
 
 def _stays_out(row: type[TurnRow]) -> ColumnElement[bool]:
-    """Whether another scope opposes a hint of the turn, or nothing would guard what it teaches."""
+    """Whether another scope opposes a hint of the turn, or nothing would guard what it teaches; the
+    rehearsal worker drops such a one a moment later (`drop_unguarded_op`).
+    """
     held = exists().where(
         HintSourceRow.turn_id == row.turn_id,
         HintRow.hint_id == HintSourceRow.hint_id,

@@ -27,7 +27,7 @@ from records.names import DropReason, TurnState
 from records.store import Store
 from records.tables.models import RecordingRow
 from records.turns.recording import RecordingKind
-from records.types import VersionSpan
+from records.types import CapturedTurn, VersionSpan
 from tests.records.builders import (
     HINT,
     OWNER,
@@ -349,7 +349,7 @@ async def test_what_users_say_in_two_sessions_is_asked_again_whether_it_is_a_rul
     for is_first in (True, False):
         await objected(store)
         [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
-        found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+        found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE, num_sessions=1)
         assert await store.commit_examination(EXAMINER, found)
         assert (await one(store, claim.hint_id)).num_confirmed == 2 - is_first
 
@@ -357,7 +357,7 @@ async def test_what_users_say_in_two_sessions_is_asked_again_whether_it_is_a_rul
 async def test_what_many_sessions_say_at_once_is_asked_again_too(store: Store) -> None:
     await objected(store)
     [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
-    no_rule = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    no_rule = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE, num_sessions=1)
     assert await store.commit_examination(EXAMINER, no_rule)
     for _ in range(MOST_ASKED + 1):
         await objected(store)
@@ -369,11 +369,34 @@ async def test_what_many_sessions_say_at_once_is_asked_again_too(store: Store) -
     assert await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60) == []
 
 
+async def test_one_source_of_each_session_speaks_for_it(store: Store) -> None:
+    chatty = await a_session(store)
+    for words in ("first", "", "second", "", ""):
+        await gave(store, a_turn(chatty), words)
+    await gave(store, a_turn(await a_session(store)), "")
+    [hint] = await store.hints()
+    found = await store.hint_sessions(hint.hint_id, 8)
+    assert [(one.session_id == chatty, one.words) for one in found] == [
+        (False, ""),
+        (True, "second"),
+    ]
+    assert len(await store.hint_sessions(hint.hint_id, 1)) == 1
+
+
+async def gave(store: Store, turn: CapturedTurn, words: str) -> None:
+    """A turn after which a user said that, and whose verdict has the hint."""
+    await store.record_turn(turn, scope=SCOPE)
+    said = {"role": "user", "content": words}
+    assert await store.set_next_state(turn.turn_id, [said])
+    assert await claimed(store, TurnState.JUDGING) == [turn.turn_id]
+    assert await store.commit_verdict(OWNER, a_verdict(turn.turn_id, HINT), None)
+
+
 async def test_what_is_said_while_a_hint_is_examined_counts(store: Store) -> None:
     await objected(store)
     [claim] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
     await objected(store)
-    found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    found = Examination(hint_id=claim.hint_id, block=RehearsalBlock.NOT_A_RULE, num_sessions=1)
     assert await store.commit_examination(EXAMINER, found)
     [again] = await store.claim_hints(owner=EXAMINER, limit=1, ttl_s=60)
     assert again.hint_id == claim.hint_id

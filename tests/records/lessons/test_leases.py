@@ -390,7 +390,7 @@ async def test_turns_of_a_hint_that_is_never_practised_do_not_wait(store: Store)
 
 async def test_one_session_that_asks_for_no_rule_trains(store: Store) -> None:
     await ready_turns(store, 1)
-    await one_hint(store, block=RehearsalBlock.NOT_A_RULE)
+    await one_hint(store, block=RehearsalBlock.NOT_A_RULE, num_sessions=1)
     assert await store.drop_unguarded() == 0
     assert kinds(await leased(store, 1, replace(SHARES, hold_s=600.0))) == {None: 1}
 
@@ -423,7 +423,7 @@ async def test_turns_of_a_hint_that_another_scope_opposes_wait_for_somebody(
     assert await leased(store, 4, holding) == []
     assert await store.delete_hint(theirs.hint_id) is not None
     [again] = await store.claim_hints(owner=OWNER, limit=2, ttl_s=60)
-    found = Examination(hint_id=again.hint_id, block=RehearsalBlock.NOT_A_RULE)
+    found = Examination(hint_id=again.hint_id, block=RehearsalBlock.NO_STATES)
     assert await store.commit_examination(OWNER, found)
     assert kinds(await leased(store, 4, holding)) == {None: 4}
 
