@@ -26,8 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG = ("reliability", "integration", "contract")
-"""Folders whose files take minutes, the slowest first: so no core is left with one at the end."""
+LONG = ("reliability", "integration", "contract", "hints", "step", "examples", "evaluation", "care")
+"""Folders whose files take longest, the slowest first: so no core is left with one at the end."""
 MARKS = {"long", "learning", "alone"}
 WHOLE_RUNS = ("reliability", "integration", "step")
 """`./run.sh test` leaves out tests with these `MARKS`. Other commands look for them here."""

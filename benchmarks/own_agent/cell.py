@@ -2,8 +2,9 @@
 
     measure -> people who silently leave -> people who object -> wait -> measure
 
-The wait is for the hints: until all rest, or nothing changes any more, or time is up. With several
-rounds the last three parts are repeated, with people whose patience is fresh.
+The wait is for the hints: until all rest, or training was stopped, or nothing changes any more, or
+time is up. With several rounds the last three parts are repeated, with people whose patience is
+fresh.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmarks.own_agent.scripted import ScriptedJudge
 from benchmarks.own_agent.serving import Served, log_of, serving, what_became
 from benchmarks.own_agent.travel import Travel
 from benchmarks.own_agent.wishes import WISHES, Wish
+from rollout_bridge.stop_order import goes_back, why_stopped
 
 Phases = Callable[[Served, Cell, Protocol, Path], Awaitable[dict[str, Any]]]
 
@@ -249,8 +251,8 @@ async def session(
 
 async def wait_for_hints(served: Served, *, wait_s: float, steady_s: float) -> dict[str, Any]:
     """Wait, at most `wait_s`, or until nothing has changed for `steady_s`; returns for how many
-    seconds, why it ended (`no hint is practised`, `nothing changes` or `time is up`), and counts of
-    the hints by `standing`.
+    seconds, why it ended (`no hint is practised`, `training stopped`, `nothing changes` or `time
+    is up`), and counts of the hints by `standing`.
     """
     started = changed = time.monotonic()
     before: object = None
@@ -261,8 +263,11 @@ async def wait_for_hints(served: Served, *, wait_s: float, steady_s: float) -> d
             before, changed = (hints, store), now
         ended = None
         is_done = none_practised(hints) and not AT_WORK & store["turns"].keys()
+        is_stopped = why_stopped(served.folder) is not None and not goes_back(served.folder)
         if is_done and now - changed >= SETTLED_S:
             ended = "no hint is practised"
+        elif is_stopped and now - changed >= SETTLED_S:
+            ended = "training stopped"
         elif now - changed >= steady_s:
             ended = "nothing changes"
         elif now - started >= wait_s:

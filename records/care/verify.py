@@ -7,6 +7,7 @@ says what is wrong and with which turns. Checkpoints are not checked here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -14,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     LargeBinary,
+    Select,
     and_,
     cast,
     exists,
@@ -119,22 +121,37 @@ def _page_problems(connection: Connection) -> list[str]:
 
 def _reference_problems(connection: Connection) -> Iterator[str]:
     """Rows that refer to missing rows: a database forbids them, but damage can cause them."""
+    for table, column, missing in _references():
+        if number := connection.scalar(missing):
+            yield f"{number} rows of {table} refer to a {column} that does not exist"
+
+
+@cache
+def _references() -> list[tuple[str, str, Select[tuple[int]]]]:
+    """Tables, their columns that refer to others, and how many of their rows refer to nothing."""
+    made = []
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
             target = key.column.table.alias("target")
             column = key.parent
             found = exists().where(target.c[key.column.name] == column)
             missing = select(func.count()).select_from(table).where(column.is_not(None), ~found)
-            if number := connection.scalar(missing):
-                yield f"{number} rows of {table.name} refer to a {column.name} that does not exist"
+            made.append((table.name, column.name, missing))
+    return made
 
 
 def _state_problems(connection: Connection) -> Iterator[str]:
-    for what, condition in _state_rules():
-        number = connection.scalar(select(func.count()).select_from(TurnRow).where(condition))
-        if number:
+    for what, condition, count in _state_counts():
+        if number := connection.scalar(count):
             some = select(TurnRow.turn_id).where(condition).order_by(TurnRow.turn_id).limit(_SHOWN)
             yield f"{number} turns {what}: {_some(list(connection.scalars(some)), number)}"
+
+
+@cache
+def _state_counts() -> list[tuple[str, ColumnElement[bool], Select[tuple[int]]]]:
+    """The rules of the states, and how many turns break each."""
+    count = select(func.count()).select_from(TurnRow)
+    return [(what, condition, count.where(condition)) for what, condition in _state_rules()]
 
 
 def _training_rules() -> list[tuple[str, ColumnElement[bool]]]:

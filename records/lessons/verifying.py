@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
 
 from records.errors import StoreError
 from records.lessons.names import LessonKind, LessonState
@@ -20,12 +21,18 @@ _CLAIMED = (LessonState.SAMPLING, LessonState.SCORING, LessonState.LEASED)
 
 def state_problems(connection: Connection) -> Iterator[str]:
     """Lessons that break a rule of the states, one line for each rule."""
-    for what, condition in _rules():
-        number = connection.scalar(select(func.count()).select_from(LessonRow).where(condition))
-        if number:
+    for what, condition, count in _counts():
+        if number := connection.scalar(count):
             some = select(LessonRow.lesson_id).where(condition).order_by(LessonRow.lesson_id)
             shown = ", ".join(connection.scalars(some.limit(_SHOWN)))
             yield f"{number} lessons {what}: {shown}{', ...' if number > _SHOWN else ''}"
+
+
+@cache
+def _counts() -> list[tuple[str, ColumnElement[bool], Select[tuple[int]]]]:
+    """The rules, and how many lessons break each."""
+    count = select(func.count()).select_from(LessonRow)
+    return [(what, condition, count.where(condition)) for what, condition in _rules()]
 
 
 def _rules() -> list[tuple[str, ColumnElement[bool]]]:

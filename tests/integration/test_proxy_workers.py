@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import pytest_asyncio
 
-from opd.run import config as run_config
 from opd.run.config import RunConfig
 from records.keys import KeyLimits, Keys
 from records.names import TurnState
@@ -49,6 +49,8 @@ class Endpoint:
     process: asyncio.subprocess.Process
     log: Path
     lines: list[Line] = field(default_factory=list)
+    known: set[str] = field(default_factory=set)
+    """Turns that were named."""
 
     @property
     def url(self) -> str:
@@ -84,10 +86,12 @@ class Endpoint:
         first, second = found.values()
         return first, second
 
-    async def store_is(self) -> list[TurnRecord]:
-        """All turns, oldest first."""
+    async def new_turns(self) -> list[TurnRecord]:
+        """Turns that an earlier call did not name, oldest first."""
         async with await Store.open(self.config.store) as store:
-            turns = await store.turns([ref.turn_id for ref in await list_turns(store)])
+            named = [ref.turn_id for ref in await list_turns(store)]
+            turns = await store.turns([one for one in named if one not in self.known])
+        self.known.update(named)
         return sorted(turns, key=lambda turn: turn.created_at)
 
 
@@ -110,6 +114,17 @@ async def endpoint(config: RunConfig, folder: Path) -> AsyncIterator[Endpoint]:
         if process.returncode is None:
             process.terminate()
             await asyncio.wait_for(process.wait(), 60)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Endpoint]:
+    """An endpoint of two workers that no test ends."""
+    folder = tmp_path_factory.mktemp("workers")
+    async with scripted_engine(reply_s=1.5) as engine_url:
+        async with endpoint(configured(folder, engine_url), folder) as running:
+            yield running
+        assert running.process.returncode == 0
+    assert waiting_files(running.config.store.spill_path) == []
 
 
 async def said(running: Endpoint, words: str) -> bool:
@@ -166,84 +181,77 @@ def check_chain(turns: list[TurnRecord]) -> None:
     assert [turn.state for turn in turns] == states
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_conversation_that_alternates_between_workers_is_stored_once_and_linked(
-    tmp_path: Path,
+    shared: Endpoint,
 ) -> None:
-    async with scripted_engine() as engine_url:
-        config = configured(tmp_path, engine_url)
-        async with endpoint(config, tmp_path) as running:
-            lines = await running.one_to_each()
-            history: list[dict] = []
-            for number in range(6):
-                history.append({"role": "user", "content": f"Question {number}"})
-                response = await ask(lines[number % 2], history)
-                assert response.status_code == 200, response.text
-                history.append(response.json()["choices"][0]["message"])
-            turns = await running.store_is()
-            assert len(turns) == 6
-            check_chain(turns)
-            for line in lines:
-                await line.client.get("/metrics")  # shows its own newest, and later to all
-            for line in lines:
-                scraped = samples_of((await line.client.get("/metrics")).text)
+    lines = await shared.one_to_each()
+    history: list[dict] = []
+    for number in range(6):
+        history.append({"role": "user", "content": f"Question {number}"})
+        response = await ask(lines[number % 2], history)
+        assert response.status_code == 200, response.text
+        history.append(response.json()["choices"][0]["message"])
+    turns = await shared.new_turns()
+    assert len(turns) == 6
+    check_chain(turns)
+    for line in lines:
+        await line.client.get("/metrics")  # shows its own newest, and later to all
+    for line in lines:
+        scraped = samples_of((await line.client.get("/metrics")).text)
 
-                def of_each(name: str, found: dict[str, float] = scraped) -> list[float]:
-                    return [found[f"{name},worker={number}}}"] for number in (1, 2)]
+        def of_each(name: str, found: dict[str, float] = scraped) -> list[float]:
+            return [found[f"{name},worker={number}}}"] for number in (1, 2)]
 
-                assert of_each("opd_turns_total{drop_reason=none") == [3, 3]
-                # The prompts extend turns that the other worker has sampled.
-                assert sorted(of_each("opd_bridge_total{how=extended")) == [2, 3]
-                assert scraped["opd_process_metrics_age_seconds{process=proxy.2}"] < 60
-        assert running.process.returncode == 0
+        assert of_each("opd_turns_total{drop_reason=none") == [3, 3]
+        # The prompts extend turns that the other worker has sampled.
+        assert sorted(of_each("opd_bridge_total{how=extended")) == [2, 3]
+        assert scraped["opd_process_metrics_age_seconds{process=proxy.2}"] < 60
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_worker_loses_its_streams_and_nothing_that_was_answered(
-    tmp_path: Path,
+    shared: Endpoint,
 ) -> None:
-    async with scripted_engine() as engine_url:
-        config = configured(tmp_path, engine_url)
-        async with endpoint(config, tmp_path) as running:
-            victim, other = await running.one_to_each()
-            before = await ask(victim, HI)
-            streams = [Stream() for _ in range(4)]
-            lines = [victim, other, *[await running.dial() for _ in range(2)]]
-            tasks = [
-                asyncio.create_task(
-                    listen(line, [{"role": "user", "content": f"Story {number}"}], stream)
-                )
-                for number, (line, stream) in enumerate(zip(lines, streams, strict=True))
-            ]
-            await asyncio.gather(*(stream.began.wait() for stream in streams))
-            os.kill(victim.pid, signal.SIGKILL)
-            killed_at = time.monotonic()
-            # Whoever comes now is answered: by the other worker, at once.
-            async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
-                answer = await ask(Line(client, 0), [{"role": "user", "content": "Still there?"}])
-            assert answer.status_code == 200
-            await asyncio.gather(*tasks)
-            for line, stream in zip(lines, streams, strict=True):
-                assert stream.is_whole is (line.pid != victim.pid)
-                assert (stream.error is None) is stream.is_whole
-                assert not stream.is_whole or stream.text == REPLY
-            await until(lambda: came_back(running, victim.pid))
-            assert time.monotonic() - killed_at < 60
-            newest = await running.one_to_each()
-            for number, line in enumerate(newest):
-                reply = await ask(line, [{"role": "user", "content": f"Welcome {number}"}])
-                assert reply.status_code == 200
-            acknowledged = {
-                before.json()["id"].removeprefix("chatcmpl-"),
-                answer.json()["id"].removeprefix("chatcmpl-"),
-                *(stream.turn_id for stream in streams if stream.is_whole),
-            }
-            turns = {turn.turn_id for turn in await running.store_is()}
-            assert acknowledged <= turns
-            lost = {stream.turn_id for stream in streams if not stream.is_whole}
-            assert lost
-            assert not lost & turns
-            assert len(turns) == len(acknowledged) + 2
-            assert "ended by signal SIGKILL" in running.log.read_text()
-    assert waiting_files(config.store.spill_path) == []
+    await shared.new_turns()
+    victim, other = await shared.one_to_each()
+    before = await ask(victim, HI)
+    streams = [Stream() for _ in range(4)]
+    lines = [victim, other, *[await shared.dial() for _ in range(2)]]
+    tasks = [
+        asyncio.create_task(listen(line, [{"role": "user", "content": f"Story {number}"}], stream))
+        for number, (line, stream) in enumerate(zip(lines, streams, strict=True))
+    ]
+    await asyncio.gather(*(stream.began.wait() for stream in streams))
+    os.kill(victim.pid, signal.SIGKILL)
+    killed_at = time.monotonic()
+    # Whoever comes now is answered: by the other worker, at once.
+    async with httpx.AsyncClient(base_url=shared.url, timeout=60) as client:
+        answer = await ask(Line(client, 0), [{"role": "user", "content": "Still there?"}])
+    assert answer.status_code == 200
+    await asyncio.gather(*tasks)
+    for line, stream in zip(lines, streams, strict=True):
+        assert stream.is_whole is (line.pid != victim.pid)
+        assert (stream.error is None) is stream.is_whole
+        assert not stream.is_whole or stream.text == REPLY
+    await until(lambda: came_back(shared, victim.pid))
+    assert time.monotonic() - killed_at < 60
+    newest = await shared.one_to_each()
+    for number, line in enumerate(newest):
+        reply = await ask(line, [{"role": "user", "content": f"Welcome {number}"}])
+        assert reply.status_code == 200
+    acknowledged = {
+        before.json()["id"].removeprefix("chatcmpl-"),
+        answer.json()["id"].removeprefix("chatcmpl-"),
+        *(stream.turn_id for stream in streams if stream.is_whole),
+    }
+    turns = {turn.turn_id for turn in await shared.new_turns()}
+    assert acknowledged <= turns
+    lost = {stream.turn_id for stream in streams if not stream.is_whole}
+    assert lost
+    assert not lost & turns
+    assert len(turns) == len(acknowledged) + 2
+    assert "ended by signal SIGKILL" in shared.log.read_text()
 
 
 async def came_back(running: Endpoint, killed: int) -> bool:
@@ -251,37 +259,35 @@ async def came_back(running: Endpoint, killed: int) -> bool:
     return killed not in pids and len(pids) == 2
 
 
-async def test_limits_of_a_key_hold_whichever_worker_answers(tmp_path: Path) -> None:
-    async with scripted_engine() as engine_url:
-        config = configured(tmp_path, engine_url)
-        async with await Store.open(config.store) as store:
-            keys = Keys(store, time.time)
-            _, few = await keys.create(actor="test", limits=KeyLimits(requests_per_minute=3))
-            _, single = await keys.create(actor="test", limits=KeyLimits(max_concurrent=1))
-        async with endpoint(config, tmp_path) as running:
-            lines = await running.one_to_each()
-            for line in lines:
-                line.client.headers["authorization"] = f"Bearer {few}"
-            statuses = [
-                (await lines[number % 2].client.get("/v1/models")).status_code
-                for number in range(5)
-            ]
-            assert statuses == [200, 200, 200, 429, 429]
-            for line in lines:
-                line.client.headers["authorization"] = f"Bearer {single}"
-            stream = Stream()
-            listening = asyncio.create_task(listen(lines[0], HI, stream))
-            await stream.began.wait()
-            refused = await ask(lines[1], HI)
-            assert refused.status_code == 429
-            assert "max_concurrent = 1" in refused.json()["error"]["message"]
-            await listening
-            assert stream.is_whole
+@pytest.mark.asyncio(loop_scope="module")
+async def test_limits_of_a_key_hold_whichever_worker_answers(shared: Endpoint) -> None:
+    """It comes last of those that share an endpoint: once a key exists, requests need one."""
+    async with await Store.open(shared.config.store) as store:
+        keys = Keys(store, time.time)
+        _, few = await keys.create(actor="test", limits=KeyLimits(requests_per_minute=3))
+        _, single = await keys.create(actor="test", limits=KeyLimits(max_concurrent=1))
+    lines = await shared.one_to_each()
+    for line in lines:
+        line.client.headers["authorization"] = f"Bearer {few}"
+    statuses = [
+        (await lines[number % 2].client.get("/v1/models")).status_code for number in range(5)
+    ]
+    assert statuses == [200, 200, 200, 429, 429]
+    for line in lines:
+        line.client.headers["authorization"] = f"Bearer {single}"
+    stream = Stream()
+    listening = asyncio.create_task(listen(lines[0], HI, stream))
+    await stream.began.wait()
+    refused = await ask(lines[1], HI)
+    assert refused.status_code == 429
+    assert "max_concurrent = 1" in refused.json()["error"]["message"]
+    await listening
+    assert stream.is_whole
 
-            async def answered() -> bool:
-                return (await ask(lines[1], HI)).status_code == 200
+    async def answered() -> bool:
+        return (await ask(lines[1], HI)).status_code == 200
 
-            await until(answered, 10)  # the place is left just after the last chunk
+    await until(answered, 10)  # the place is left just after the last chunk
 
 
 async def test_a_signal_ends_the_replies_of_both_workers_and_a_second_one_hurries(
@@ -301,7 +307,7 @@ async def test_a_signal_ends_the_replies_of_both_workers_and_a_second_one_hurrie
             await asyncio.gather(*tasks)
             assert [one.text for one in streams] == [REPLY, REPLY]
             assert await asyncio.wait_for(running.process.wait(), 30) == 0
-        assert [turn.state for turn in await running.store_is()] == [
+        assert [turn.state for turn in await running.new_turns()] == [
             TurnState.AWAITING_NEXT_STATE
         ] * 2
         async with endpoint(config, tmp_path) as running:
@@ -319,32 +325,3 @@ async def test_a_signal_ends_the_replies_of_both_workers_and_a_second_one_hurrie
             assert await asyncio.wait_for(running.process.wait(), 30) == 0
             assert all(len(one.text) < len(REPLY) for one in streams)
             assert running.log.read_text().count("SIGTERM again: not waiting any longer") == 2
-
-
-@pytest.mark.parametrize(
-    ("setting", "line"),
-    [
-        ("proxy.workers=0", "proxy.workers"),
-        ("proxy.workers=65", "proxy.workers"),
-        ('proxy.workers="two"', "proxy.workers"),
-        ("proxy.max_running=1", "workers = 2 is more than max_running = 1"),
-    ],
-)
-async def test_a_wrong_number_is_one_line_before_anything_starts(
-    tmp_path: Path, setting: str, line: str
-) -> None:
-    config = configured(tmp_path, "http://127.0.0.1:1")
-    two = config.proxy.model_copy(update={"workers": 2})
-    run_config.save(config.model_copy(update={"proxy": two}), tmp_path / "config.toml")
-    words = ["-m", "opd.cli.app", "proxy", "--run", str(tmp_path), "--set", setting]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *words,
-        cwd=ROOT,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    told, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert process.returncode == 2
-    assert line in told.decode()
-    assert len(told.decode().strip().splitlines()) == 1, told.decode()

@@ -33,12 +33,12 @@ HI = [{"role": "user", "content": "hi"}]
 
 
 @contextlib.asynccontextmanager
-async def scripted_engine() -> AsyncIterator[str]:
-    """Its address."""
+async def scripted_engine(reply_s: float = REPLY_S) -> AsyncIterator[str]:
+    """The address of an engine that takes so long for a reply."""
     rendering = Rendering.load(str(MODEL), RendererConfig.model_validate(RENDERER))
     words = rendering.tokenizer.encode(REPLY, add_special_tokens=False)
     ids = (*words, rendering.stop_token_ids[0])
-    engine = ScriptedEngine(Script(reply_ids=ids, first_s=0.05, pace_s=REPLY_S / len(ids)))
+    engine = ScriptedEngine(Script(reply_ids=ids, first_s=0.05, pace_s=reply_s / len(ids)))
     runner = web.AppRunner(engine.app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -20,7 +20,7 @@ import pytest
 
 from tests.reliability.attacked import LONGEST_S, Attacked, attacked, is_idle
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 USER = {"role": "user", "content": "hi"}
 NUM_IDLE = 10_000
@@ -253,6 +253,7 @@ def many_open_files() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.alone
 def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
     with many_open_files(), attacked(tmp_path) as proxy:
         memory = psutil.Process(proxy.pid).memory_info().rss
@@ -263,6 +264,7 @@ def test_ten_thousand_idle_connections_do_no_harm(tmp_path: Path) -> None:
     check_loop(heart, was_idle)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["close", "reset", "ask"])
 def test_ten_thousand_at_once_leave_the_loop_alone(tmp_path: Path, how: str) -> None:
     """They hang up in order or not, or all send a request. The attack is the same each time: what

@@ -19,7 +19,7 @@ from rollout_bridge.rendering.rendering import Rendering
 from tests.examples.shipped import MODEL
 from tests.rollout_bridge.embedded.test_engine import started
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tests.reliability.attacks import ATTACKS, CHAT, MESSAGES, USER, Attack
 REPEATS = 5
 NOISE_S = 0.02
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.alone]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,7 @@ def answer(proxy: Attacked, attack: Attack, number: int) -> tuple[int, dict]:
     return response.status_code, response.json()
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", ATTACKS)
 def test_too_much_is_refused_by_name_and_the_loop_goes_on(proxy: Attacked, name: str) -> None:
     attack = ATTACKS[name]
@@ -82,6 +83,7 @@ def test_refusals_are_counted_by_limit(proxy: Attacked) -> None:
     assert proxy.metric('opd_oversized_total{limit="tools"}') == before + 3
 
 
+@pytest.mark.alone
 def test_many_large_requests_at_once_leave_the_loop_alone(proxy: Attacked) -> None:
     """The threads that work on them are few, whatever the number of requests."""
     attack = ATTACKS["messages"]
@@ -95,6 +97,7 @@ def test_many_large_requests_at_once_leave_the_loop_alone(proxy: Attacked) -> No
 SUMMARY_TASK = "Your task is to create a detailed summary of the conversation so far, paying close"
 
 
+@pytest.mark.alone
 def test_a_long_text_is_searched_for_summaries_beside_the_loop(tmp_path: Path) -> None:
     """A request without history may hold what was summed up before: of all it is looked for."""
     with attacked(tmp_path) as proxy:
@@ -119,6 +122,7 @@ LOOKED_THROUGH = {
 }
 
 
+@pytest.mark.alone
 def test_texts_full_of_findings_leave_the_loop_alone(tmp_path: Path) -> None:
     """Four at once, each as long as is looked through, of kinds that cost most."""
     reply = {"role": "assistant", "content": "It is 21 degrees."}

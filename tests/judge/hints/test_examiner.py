@@ -35,10 +35,16 @@ SAID = {
 }
 
 
-def config_of(url: str) -> JudgeConfig:
+def config_of(url: str, exception_texts: int = 3) -> JudgeConfig:
     loop = ClaimLoopConfig(poll_min_s=0.02, poll_max_s=0.05, pause_min_s=0.05, concurrency=1)
     return JudgeConfig(
-        base_url=url, model=str(MODEL), temperature=0.0, max_tokens=48, votes=3, loop=loop
+        base_url=url,
+        model=str(MODEL),
+        temperature=0.0,
+        max_tokens=48,
+        votes=3,
+        exception_texts=exception_texts,
+        loop=loop,
     )
 
 
@@ -95,7 +101,7 @@ def is_examined(hint: Hint) -> bool:
 
 async def test_a_rule_gets_texts_for_its_exceptions(store: Store, lab_engine: str) -> None:
     hint = await remembered(store, CELSIUS)
-    [known] = await examined(store, config_of(f"{lab_engine}/v1"), hint)
+    [known] = await examined(store, config_of(f"{lab_engine}/v1", exception_texts=12), hint)
     assert (known.status, known.is_rule, known.block) == (HintStatus.ACTIVE, True, None)
     prompts = await store.hint_prompts(hint.hint_id)
     wishes = [one for one in prompts if one.kind is PromptKind.OPPOSITE]
@@ -110,7 +116,7 @@ async def test_a_rule_gets_texts_for_its_exceptions(store: Store, lab_engine: st
 async def test_a_rule_that_is_examined_again_gets_further_texts(
     store: Store, lab_engine: str
 ) -> None:
-    config = config_of(f"{lab_engine}/v1").model_copy(update={"exception_texts": 6})
+    config = config_of(f"{lab_engine}/v1", exception_texts=6)
     [hint] = await examined(store, config, await remembered(store, CELSIUS))
     first = await store.hint_prompts(hint.hint_id)
     assert await store.examine_again(hint.hint_id)

@@ -199,6 +199,13 @@ CASES: dict[str, tuple[str, str]] = {
         SERVE + " --set policy.embedded.port=7 --set frozen.embedded.port=7",
         r"are both 7: change one",
     ),
+    "no workers": ("proxy --run {run} --set proxy.workers=0", r"proxy\.workers: "),
+    "too many workers": ("proxy --run {run} --set proxy.workers=65", r"proxy\.workers: "),
+    "workers in words": ("proxy --run {run} --set 'proxy.workers=\"two\"'", r"proxy\.workers: "),
+    "more workers than requests": (
+        "proxy --run {run} --set proxy.workers=2 --set proxy.max_running=1",
+        "workers = 2 is more than max_running = 1",
+    ),
     "port of one proxy in use": ("proxy --run {run} --set proxy.port={port}", "is in use"),
     "host of others": (
         SERVE + " --host 192.0.2.1",
