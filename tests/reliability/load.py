@@ -1,7 +1,7 @@
 """What goes on while processes die: scripted agents that talk, and a database that locks up.
 
-The agents are the tool lab's. They begin no new conversation while the judge has enough to do, so
-that every stage always has work and none has a backlog.
+The agents are the tool lab's. They begin no new conversation while the judge or the trainer has
+enough to do, so that every stage always has work and none has a backlog.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from records.store import Store
 from tests.reliability.client_log import ClientLog, LoggingTransport
 
 NUM_AGENTS = 6
-ENOUGH_TO_JUDGE = 24
+ENOUGH = {TurnState.JUDGING: 24, TurnState.READY: 32}
+"""Turns that wait for the judge, and for the trainer."""
 LOCKED_S = 4.5
 """Longer than a proxy waits for the store before it spills."""
 
@@ -74,8 +75,8 @@ class Agents:
 
     async def _steer(self, store: Store) -> None:
         while not self._stopped:
-            num_judging = (await store.counts())[TurnState.JUDGING]
-            if self._stopped or num_judging < ENOUGH_TO_JUDGE:
+            counts = await store.counts()
+            if self._stopped or all(counts[state] < most for state, most in ENOUGH.items()):
                 self._gate.set()
             else:
                 self._gate.clear()
