@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +40,20 @@ def save_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def load(folder: Path, **options) -> Policy:
+def load(folder: Path | str, **options) -> Policy:
+    """A policy of its own for each caller; equal folders are read once, then copied."""
     settings = {"device": "cpu", "dtype": "float32", "chunk_tokens": 1024} | options
-    return Policy.load(str(folder), **settings)
+    if settings.get("recompute"):  # its layers hold functions of the model that they are in
+        return Policy.load(str(folder), **settings)
+    files = [file.read_bytes() for file in sorted(Path(folder).glob("*.safetensors"))]
+    files.append((Path(folder) / "config.json").read_bytes())
+    key = (sha256(b"".join(files)).hexdigest(), repr(sorted(settings.items())))
+    if key not in _loaded:
+        _loaded[key] = Policy.load(str(folder), **settings)
+    return copy.deepcopy(_loaded[key])
+
+
+_loaded: dict[tuple[str, str], Policy] = {}
 
 
 def random_ids(generator: np.random.Generator, length: int) -> np.ndarray:
