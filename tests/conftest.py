@@ -73,6 +73,15 @@ def lab_engine() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """A PostgreSQL database, which each test must leave `empty`."""
+    from tests.records.conftest import quick_database
+
+    with quick_database() as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def rendering() -> Rendering:
     """The lab's model's; folders with models of their own have theirs."""
     from rollout_bridge.config import RendererConfig

@@ -15,7 +15,7 @@ from records.names import TurnState
 from records.store import Store
 from records.types import TurnRecord
 from tests.api_proxy.conftest import WEATHER, Clock, Door
-from tests.records.conftest import new_database
+from tests.records.conftest import empty
 from tests.records.new_store import new_store
 
 Headers = dict[str, str]
@@ -32,14 +32,11 @@ async def store(
         async with await Store.open(new_store(tmp_path / "records.db"), clock) as opened:
             yield opened
         return
-    database = new_database()
-    url = await asyncio.to_thread(database.__enter__)
+    url = request.getfixturevalue("server_url")
     config = StoreConfig(url=url, spill_folder=tmp_path / "spill")
-    try:
-        async with await Store.open(config, clock) as opened:
-            yield opened
-    finally:
-        await asyncio.to_thread(database.__exit__, None, None, None)
+    async with await Store.open(config, clock) as opened:
+        yield opened
+    await asyncio.to_thread(empty, url)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from tests.api_proxy.conftest import Door, a_door
 from tests.api_proxy.scripted_engine import ScriptedEngine
 from tests.records.conftest import new_database
 from tests.records.looking import list_turns
+from tests.records.new_store import new_store
 
 QUICK = {"record_timeout_s": 30.0, "spill_retry_s": 0.05}
 USER = {"role": "user", "content": "How warm is it?"}
@@ -189,7 +190,7 @@ async def answered_while_full(door: Door, unreadable: bytes | None = None) -> No
 async def test_a_full_database_spills_and_a_later_process_takes_it_in(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
-    config = StoreConfig.sqlite(tmp_path / "records.db")
+    config = new_store(tmp_path / "records.db")
     async with a_process(config, rendering, clock) as door:
         await answered_while_full(door)
         assert await readiness(door) == 503
@@ -204,7 +205,7 @@ async def test_a_full_database_spills_and_a_later_process_takes_it_in(
 async def test_what_was_taken_in_already_changes_nothing(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
-    config = StoreConfig.sqlite(tmp_path / "records.db")
+    config = new_store(tmp_path / "records.db")
     async with a_process(config, rendering, clock) as door:
         await answered_while_full(door)
     (waiting,) = waiting_files(config.spill_path)
@@ -223,7 +224,7 @@ def kept_aside(config: StoreConfig) -> list[bytes]:
 async def test_a_record_that_cannot_be_read_is_counted_and_kept(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
-    config = StoreConfig.sqlite(tmp_path / "records.db")
+    config = new_store(tmp_path / "records.db")
     async with a_process(config, rendering, clock) as door:
         await answered_while_full(door, unreadable=b'{"format": "of a newer program"}')
         # While the store refuses, the file is read again and again; that counts once.
@@ -250,7 +251,7 @@ async def test_a_record_that_cannot_be_read_is_counted_and_kept(
 async def test_an_unreadable_record_of_a_dead_process_is_kept_and_those_around_it_taken_in(
     tmp_path: Path, rendering: Rendering, clock: Callable[[], float]
 ) -> None:
-    config = StoreConfig.sqlite(tmp_path / "records.db")
+    config = new_store(tmp_path / "records.db")
     async with a_process(config, rendering, clock) as door:
         await answered_while_full(door, unreadable=b"no JSON")
     async with a_process(config, rendering, clock) as door:

@@ -162,6 +162,7 @@ def test_a_follow_up_of_one_token_is_explained(config_file: Path) -> None:
 
 
 def test_an_unknown_session_is_one_clear_line(config_file: Path, tmp_path: Path) -> None:
+    (tmp_path / "records.db").unlink()
     result = doctor(config_file, "nobody")
     assert result.exit_code == 2
     [line] = result.output.strip().splitlines()

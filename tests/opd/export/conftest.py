@@ -15,7 +15,8 @@ from opd.run import config as run_config
 from records.config import StoreConfig
 from records.store import Store
 from tests.examples.shipped import MODEL
-from tests.records.conftest import new_database
+from tests.records.conftest import empty
+from tests.records.new_store import new_store
 
 T = TypeVar("T")
 
@@ -71,13 +72,14 @@ class ARun:
 def a_run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ARun]:
     """A run without turns, on each kind of database."""
     if request.param == "sqlite":
-        yield ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
+        yield ARun(tmp_path, new_store(tmp_path / "records.db").url)
         return
-    with new_database() as url:
-        yield ARun(tmp_path, url)
+    url = request.getfixturevalue("server_url")
+    yield ARun(tmp_path, url)
+    empty(url)
 
 
 @pytest.fixture
 def sqlite_run(tmp_path: Path) -> ARun:
     """A run without turns, on SQLite."""
-    return ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
+    return ARun(tmp_path, new_store(tmp_path / "records.db").url)

@@ -307,6 +307,7 @@ def test_a_session_that_was_probably_meant_is_named(a_run: ARun, more: tuple[str
 
 
 def test_a_run_without_records_is_not_given_an_empty_database(sqlite_run: ARun) -> None:
+    (sqlite_run.folder / "records.db").unlink()
     result = sqlite_run.export()
     assert result.exit_code == 2
     assert "nothing was recorded" in result.output

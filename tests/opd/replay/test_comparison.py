@@ -30,6 +30,7 @@ from tests.records.builders import (
     a_vote,
     claimed,
 )
+from tests.records.new_store import new_store
 from trainer.errors import StartupError
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ def a_run(folder: Path, work: Callable[[Store], Awaitable[T]], **judge: Any) -> 
     folder.mkdir()
     values = {
         "model": "some/model",
-        "store": {"url": f"sqlite:///{folder}/records.db"},
+        "store": {"url": new_store(folder / "records.db").url},
         "policy": {"url": "http://127.0.0.1:1"},
         "frozen": {"url": "http://127.0.0.1:2"},
         "judge": {"base_url": "http://127.0.0.1:2/v1", "model": "m", "api_key": "x", **judge},

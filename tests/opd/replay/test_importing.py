@@ -37,6 +37,7 @@ from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_line
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
 from tests.records.looking import list_turns
+from tests.records.new_store import new_store
 from tests.rollout_bridge.chat_tokenizers import without_switches
 
 SETTINGS = ImportSettings(context_length=32_768, held_out=0.0, renderer="ours")
@@ -83,7 +84,7 @@ async def importing(
 
 
 def config(folder: Path) -> StoreConfig:
-    return StoreConfig.sqlite(folder / "records.db", redaction=NOTHING_LOOKED_FOR)
+    return new_store(folder / "records.db").model_copy(update={"redaction": NOTHING_LOOKED_FOR})
 
 
 async def test_turns_of_a_session_extend_each_other(rendering, session, tmp_path) -> None:

@@ -14,11 +14,11 @@ from opd.replay.modes import ReplayMode
 from opd.replay.story import gap_rows, replay_story
 from opd.replay.summary import build_summary, save
 from opd.replay.taking_in import ImportReport
-from records.config import StoreConfig
 from records.names import TurnState
 from records.reading.replay_status import RecordedHint, ReplayStatus
 from records.store import Store
 from tests.opd.report.test_run_report import Letters
+from tests.records.new_store import new_store
 
 STATUS = ReplayStatus(
     num_sessions=3,
@@ -100,7 +100,7 @@ def test_what_was_measured_once_or_in_one_session_has_no_verdict() -> None:
 
 async def test_the_report_begins_with_the_story_and_the_table(tmp_path: Path) -> None:
     made = summary(held_out={"before": gaps(0.5, 0.9, 0.1), "after": gaps(0.4, 0.7, 0.02)})
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         path = await save(tmp_path, made, store, Letters())  # type: ignore[arg-type]
     page = path.read_text(encoding="utf-8")
     order = [

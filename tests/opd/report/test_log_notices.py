@@ -16,8 +16,8 @@ from opd.processes.serving import say_how_it_stands
 from opd.rehearsal.saying import LearningLine
 from opd.report.log_notices import AGAIN_AFTER_S, LogNotices, notices_said
 from opd.report.progress import ProgressBar
-from records.config import StoreConfig
 from records.store import Store
+from tests.records.new_store import new_store
 
 
 def line(level: str, name: str, text: str) -> str:
@@ -111,7 +111,7 @@ async def test_serve_prints_them_as_the_processes_log_them(tmp_path: Path, name:
     finally:
         logger.removeHandler(handler)
         handler.close()
-    async with await Store.open(StoreConfig.sqlite(tmp_path / "records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         await say_how_it_stands(store, LearningLine(store, tmp_path), notices, console)
     text = told.getvalue()
     assert "trainer: training waits for the measurement of version 3 [1, 2]" in text

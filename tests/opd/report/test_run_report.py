@@ -8,7 +8,6 @@ from typing import Any
 from opd.report.health import health_tables, said_warnings
 from opd.report.run_report import write_run_report
 from opd.report.story import before_and_after, verdict
-from records.config import StoreConfig
 from records.names import DropReason
 from records.reading.drop_words import DROP_WORDS
 from records.store import Store
@@ -16,6 +15,7 @@ from rollout_bridge.guard.checks import add_check
 from rollout_bridge.rehearsal.journal import GapRow, Journal, PooledRow, VersionRow
 from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.records.hints.test_memory import objected
+from tests.records.new_store import new_store
 from tests.rollout_bridge.guard.test_checks import moved
 from tests.rollout_bridge.rehearsal.test_journal import a_row
 from tests.trainer.tiny import conversation, make_ready
@@ -43,7 +43,7 @@ async def test_a_run_is_drawn_from_what_it_left(tmp_path):
         {"step": 1, "skipped": "below_noise", "loss": 0.4},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         samples = conversation("a", [(5, 3), (2, 4)], seed=1)
         await make_ready(store, samples)
         leased = await store.lease(owner="one", count=2, ttl_s=60)
@@ -90,7 +90,7 @@ def test_warnings_are_said_once_for_each_kind_with_the_newest():
 
 
 async def test_a_run_that_has_only_begun_has_a_report_too(tmp_path):
-    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         path = await write_run_report(tmp_path, "New", store, Letters())  # type: ignore[arg-type]
     assert "New" in path.read_text()
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -112,7 +112,7 @@ async def test_the_summary_tells_hints_and_what_was_measured(tmp_path):
     )
     Journal(tmp_path).add(row)
     order_stop(tmp_path, StopOrder(reason="obedience fell"))
-    async with await Store.open(StoreConfig(url=f"sqlite:///{tmp_path}/records.db")) as store:
+    async with await Store.open(new_store(tmp_path / "records.db")) as store:
         await objected(store, "use Celsius")
         path = await write_run_report(tmp_path, "Learns", store, Letters())  # type: ignore[arg-type]
     page = path.read_text()

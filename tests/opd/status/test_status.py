@@ -72,6 +72,7 @@ def in_use(config_file: Path) -> None:
 
 
 def test_a_run_without_records_is_one_line(config_file: Path) -> None:
+    (config_file.parent / "records.db").unlink()
     result = status(config_file)
     assert result.exit_code == 2
     assert "no database at" in result.output

@@ -8,6 +8,8 @@ from typing import Any
 
 import tomli_w
 
+from tests.records.new_store import new_store
+
 
 def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) -> dict[str, Any]:
     """What the rollout side reads of a resolved configuration; a store on a SQLite file."""
@@ -17,7 +19,7 @@ def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) ->
         "seed": 0,
         "renderer": {"name": "qwen3"},
         "engine_client": {},
-        "store": {"url": f"sqlite:///{folder / 'records.db'}"},
+        "store": {"url": new_store(folder / "records.db").url},
         "trainer": {
             "rollout_batch_size": rollout_batch_size,
             "epochs_per_batch": 1,

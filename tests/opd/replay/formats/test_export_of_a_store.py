@@ -15,6 +15,7 @@ from tests.opd.export.conftest import ARun
 from tests.opd.export.test_files import a_conversation
 from tests.opd.replay.recordings import read, write_lines
 from tests.records.builders import SCOPE, a_turn
+from tests.records.new_store import new_store
 
 
 async def _stored(store: Store) -> list[TurnRecord]:
@@ -47,7 +48,7 @@ async def _with_switches(store: Store) -> list[TurnRecord]:
 
 
 def test_the_templates_switch_of_a_request_comes_back(tmp_path: Path) -> None:
-    run = ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
+    run = ARun(tmp_path, new_store(tmp_path / "records.db").url)
     run.fill(_with_switches)
     assert run.export("--what", "sessions").exit_code == 0
     path = run.out / "sessions.jsonl"
@@ -64,7 +65,7 @@ def test_the_templates_switch_of_a_request_comes_back(tmp_path: Path) -> None:
 
 
 def test_turns_of_a_store_come_back_as_they_were(tmp_path: Path) -> None:
-    run = ARun(tmp_path, f"sqlite:///{tmp_path}/records.db")
+    run = ARun(tmp_path, new_store(tmp_path / "records.db").url)
     stored = run.fill(_stored)
     result = run.export("--what", "sessions")
     assert result.exit_code == 0, result.output
