@@ -64,13 +64,15 @@ environment() {
     echo "Setting up the environment in .venv (a few minutes, once)" >&2
     [ -x .venv/bin/python ] || python3 -m venv .venv
     local pip=(.venv/bin/python -m pip --quiet --disable-pip-version-check)
+    # Most of what is installed is never imported; the rest is compiled when it first is.
+    local install=("${pip[@]}" install --no-compile)
     # torch first, by version: its builds differ from machine to machine, so no list of hashes names
     # the one that fits. All else comes by hash, as wheels, so that no package runs code here.
-    "${pip[@]}" install --no-deps -r constraints-torch.txt
-    "${pip[@]}" install --no-deps --only-binary :all: --require-hashes -r constraints.txt
+    "${install[@]}" --no-deps -r constraints-torch.txt
+    "${install[@]}" --no-deps --only-binary :all: --require-hashes -r constraints.txt
     # What a build for GPUs needs besides; nothing where the build is one for CPUs.
-    "${pip[@]}" install --only-binary :all: -r constraints-torch.txt
-    "${pip[@]}" install --no-deps --no-build-isolation -e .
+    "${install[@]}" --only-binary :all: -r constraints-torch.txt
+    "${install[@]}" --no-deps --no-build-isolation -e .
     "${pip[@]}" check
     echo "$wanted" > .venv/made_from
 }
@@ -81,7 +83,7 @@ tools() {
     if [ "$(cat .venv-audit/made_from 2>/dev/null)" = "$wanted" ]; then return; fi
     [ -x .venv-audit/bin/python ] || python3 -m venv .venv-audit
     # shellcheck disable=SC2086
-    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check $wanted
+    .venv-audit/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $wanted
     echo "$wanted" > .venv-audit/made_from
 }
 
@@ -109,7 +111,7 @@ docs() {
     if [ "$(cat .venv-docs/made_from 2>/dev/null)" != "$wanted" ]; then
         [ -x .venv-docs/bin/python ] || python3 -m venv .venv-docs
         # shellcheck disable=SC2086
-        .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check $wanted
+        .venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --no-compile $wanted
         echo "$wanted" > .venv-docs/made_from
     fi
     .venv/bin/python -m supply.site build/docs
