@@ -19,7 +19,7 @@ def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) ->
         "seed": 0,
         "renderer": {"name": "qwen3"},
         "engine_client": {},
-        "store": {"url": new_store(folder / "records.db").url},
+        "store": {"url": f"sqlite:///{folder / 'records.db'}"},
         "trainer": {
             "rollout_batch_size": rollout_batch_size,
             "epochs_per_batch": 1,
@@ -35,8 +35,9 @@ def run_values(folder: Path, *, rollout_batch_size: int = 4, **sections: Any) ->
 
 def slime_args(folder: Path, **changes: Any) -> SimpleNamespace:
     """slime's arguments of a run in `folder`, one GPU; `config.toml` is written unless it is
-    there.
+    there, and so is a store without rows.
     """
+    new_store(folder / "records.db")
     path = folder / "config.toml"
     if not path.exists():
         path.write_text(tomli_w.dumps(run_values(folder)))

@@ -101,9 +101,8 @@ def test_a_save_does_not_wait_for_a_store_that_is_locked(
 
 
 def test_a_store_that_cannot_be_opened_ends_the_job_in_time(tmp_path: Path) -> None:
-    values = run_values(tmp_path, handover={"store_patience_s": 0.1})
-    values["store"]["url"] = f"sqlite:///{tmp_path}/gone/records.db"
-    text = tomli_w.dumps(values)
+    missing = tmp_path / "gone"
+    text = tomli_w.dumps(run_values(missing, handover={"store_patience_s": 0.1}))
     (tmp_path / "config.toml").write_text(text)
     host = TurnHost(read_settings(slime_args(tmp_path)))
     with pytest.raises(StoreUnavailable, match="has not answered for"):
