@@ -127,7 +127,7 @@ def _reference_problems(connection: Connection) -> Iterator[str]:
 
 
 @cache
-def _references() -> list[tuple[str, str, Select[tuple[int]]]]:
+def _references() -> list[tuple[str, str, Select[Any]]]:
     """Tables, their columns that refer to others, and how many of their rows refer to nothing."""
     made = []
     for table in Base.metadata.sorted_tables:
@@ -148,7 +148,7 @@ def _state_problems(connection: Connection) -> Iterator[str]:
 
 
 @cache
-def _state_counts() -> list[tuple[str, ColumnElement[bool], Select[tuple[int]]]]:
+def _state_counts() -> list[tuple[str, ColumnElement[bool], Select[Any]]]:
     """The rules of the states, and how many turns break each."""
     count = select(func.count()).select_from(TurnRow)
     return [(what, condition, count.where(condition)) for what, condition in _state_rules()]

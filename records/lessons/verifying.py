@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
 
@@ -29,7 +30,7 @@ def state_problems(connection: Connection) -> Iterator[str]:
 
 
 @cache
-def _counts() -> list[tuple[str, ColumnElement[bool], Select[tuple[int]]]]:
+def _counts() -> list[tuple[str, ColumnElement[bool], Select[Any]]]:
     """The rules, and how many lessons break each."""
     count = select(func.count()).select_from(LessonRow)
     return [(what, condition, count.where(condition)) for what, condition in _rules()]
