@@ -7,11 +7,23 @@ got, so that the next page begins there. Nothing is counted over the whole store
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, literal, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    CompoundSelect,
+    Connection,
+    Row,
+    bindparam,
+    literal,
+    select,
+    tuple_,
+    union_all,
+)
 
 from records.messages import Message
 from records.names import DropReason, TurnState
@@ -23,6 +35,8 @@ MOST_EXAMINED = 200
 """Number of sessions that one page looks at to find matching ones."""
 MOST_TURNS = 200
 """Number of newest turns of a session that are looked at."""
+_AT_ONCE = 25
+"""Number of sessions whose turns are read by one statement."""
 MOST_MESSAGES = 12
 """Number of newest messages that are read from a turn's prompt."""
 
@@ -122,9 +136,8 @@ def sessions_page(
     ).all()
     found: list[ListedSession] = []
     number = 0
-    for row in rows[:MOST_EXAMINED]:
+    for row, turns in _with_turns(connection, rows[:MOST_EXAMINED]):
         number += 1
-        turns = _newest_turns(connection, row.session_id)
         if wanted.is_of_turns and not any(fits(turn, wanted) for turn in turns[:MOST_TURNS]):
             continue
         found.append(_listed(row, turns))
@@ -145,17 +158,39 @@ def listed_sessions(connection: Connection, session_ids: Sequence[str]) -> dict[
     rows = connection.execute(
         select(SessionRow.__table__).where(SessionRow.session_id.in_(session_ids))
     ).all()
-    return {row.session_id: _listed(row, _newest_turns(connection, row.session_id)) for row in rows}
+    return {row.session_id: _listed(row, turns) for row, turns in _with_turns(connection, rows)}
 
 
-def _newest_turns(connection: Connection, session_id: str) -> Sequence[Any]:
-    """What is asked of a session's newest turns: up to one more than are looked at."""
-    return connection.execute(
-        select(*ASKED_OF_TURNS)
-        .where(TurnRow.session_id == session_id)
-        .order_by(TurnRow.created_at.desc())
-        .limit(MOST_TURNS + 1)
-    ).all()
+def _with_turns(
+    connection: Connection, sessions: Sequence[Row[Any]]
+) -> Iterator[tuple[Row[Any], Sequence[Any]]]:
+    """Each session, and what is asked of its newest turns: up to one more than are looked at, the
+    newest first. A few sessions are read together, as far as the caller goes.
+    """
+    for part in chunks(sessions, _AT_ONCE):
+        turns: dict[str, list[Any]] = {row.session_id: [] for row in part}
+        names = [*turns, *[None] * (_AT_ONCE - len(part))]
+        asked = {f"session_{number}": name for number, name in enumerate(names)}
+        for turn in connection.execute(_newest_of_each(), asked):
+            turns[turn.session_id].append(turn)
+        for row in part:
+            yield row, sorted(turns[row.session_id], key=attrgetter("created_at"), reverse=True)
+
+
+@cache
+def _newest_of_each() -> CompoundSelect[Any]:
+    """The newest turns of the sessions `session_0` and so on, each by the index of sessions."""
+    parts = []
+    for number in range(_AT_ONCE):
+        newest = (
+            select(*ASKED_OF_TURNS, TurnRow.session_id, TurnRow.created_at)
+            .where(TurnRow.session_id == bindparam(f"session_{number}"))
+            .order_by(TurnRow.created_at.desc())
+            .limit(MOST_TURNS + 1)
+            .subquery(f"newest_{number}")
+        )
+        parts.append(select(newest))
+    return union_all(*parts)
 
 
 def _conditions(
