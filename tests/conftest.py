@@ -74,7 +74,7 @@ def lab_engine() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
-    """A PostgreSQL database, which each test must leave `empty`."""
+    """A PostgreSQL database, which each test must leave `empty` and with its settings."""
     from tests.records.conftest import quick_database
 
     with quick_database() as url:

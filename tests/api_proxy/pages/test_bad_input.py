@@ -30,13 +30,20 @@ from tests.api_proxy.conftest import Clock, Door
 from tests.api_proxy.pages.test_sessions import LIST, begun
 from tests.api_proxy.pages.test_turns import PATH, trained
 from tests.records.builders import USER, a_session, a_turn
-from tests.records.conftest import SERVER, empty
+from tests.records.conftest import SERVER, empty, new_database
 from tests.records.new_store import new_store
 
 MOST_LAG_S = 0.3
 """The event loop may be kept from going on for this long at a time, in CPU seconds of the process:
 other processes do not count.
 """
+
+
+@pytest.fixture(scope="module")
+def server_url() -> Iterator[str]:
+    """A database of this file's own: a test changes its settings."""
+    with new_database() as url:
+        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
