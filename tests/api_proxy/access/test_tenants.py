@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,19 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path, clock: Clock
-) -> AsyncIterator[Store]:
+def config(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreConfig]:
     if request.param == "sqlite":
-        async with await Store.open(new_store(tmp_path / "records.db"), clock) as opened:
-            yield opened
+        yield new_store(tmp_path / "records.db")
         return
     url = request.getfixturevalue("server_url")
-    config = StoreConfig(url=url, spill_folder=tmp_path / "spill")
+    yield StoreConfig(url=url, spill_folder=tmp_path / "spill")
+    empty(url)
+
+
+@pytest.fixture
+async def store(config: StoreConfig, clock: Clock) -> AsyncIterator[Store]:
     async with await Store.open(config, clock) as opened:
         yield opened
-    await asyncio.to_thread(empty, url)
 
 
 @pytest.fixture
