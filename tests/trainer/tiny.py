@@ -40,6 +40,9 @@ def save_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
+_loaded: dict[tuple[str, str], Policy] = {}
+
+
 def load(folder: Path | str, **options) -> Policy:
     """A policy of its own for each caller; equal folders are read once, then copied."""
     settings = {"device": "cpu", "dtype": "float32", "chunk_tokens": 1024} | options
@@ -51,9 +54,6 @@ def load(folder: Path | str, **options) -> Policy:
     if key not in _loaded:
         _loaded[key] = Policy.load(str(folder), **settings)
     return copy.deepcopy(_loaded[key])
-
-
-_loaded: dict[tuple[str, str], Policy] = {}
 
 
 def random_ids(generator: np.random.Generator, length: int) -> np.ndarray:
