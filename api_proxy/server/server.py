@@ -70,14 +70,18 @@ class ProxyServer(uvicorn.Server):
         share.
         """
         self._loop = asyncio.get_running_loop()
-        # What was loaded stays: searching it for garbage repeatedly would block the loop.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*_COLLECT_AFTER)
         sys.setswitchinterval(_SWITCH_S)
         await super().serve(sockets)
 
     async def startup(self, sockets: list | None = None) -> None:
+        """Prepare, and listen."""
+        await self._listen(sockets)
+        # What was loaded stays: searching it for garbage repeatedly would block the loop.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_COLLECT_AFTER)
+
+    async def _listen(self, sockets: list | None) -> None:
         """Listen. asyncio takes one number for the kernel's queue and for what it accepts at a
         time; here the queue gets its own again.
         """

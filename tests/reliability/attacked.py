@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import httpx
 JSON = {"content-type": "application/json"}
 LONGEST_S = 0.05
 """Of one callback in CPU time; on an idle machine also how late a beat may be."""
+_NUM_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,21 @@ class Attacked:
 def is_idle() -> bool:
     """Whether nothing else keeps this machine busy, so that times can be trusted."""
     return os.getloadavg()[0] < 0.4 * (os.cpu_count() or 1)
+
+
+def up_to_three_times(attack: Callable[[], None]) -> None:
+    """Attack until it passes, three times at most. The attack is the same each time: what holds the
+    loop does so again. A full search for garbage, one in 700,000 new objects, and what another
+    process took from this one do not.
+    """
+    for _ in range(_NUM_ATTEMPTS - 1):
+        try:
+            attack()
+        except AssertionError as error:
+            print(f"again, after {error}")
+        else:
+            return
+    attack()
 
 
 @contextmanager

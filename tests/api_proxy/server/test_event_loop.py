@@ -52,6 +52,20 @@ def test_each_is_reported_before_any_is_again(selector: FewAtATime) -> None:
     assert len(counts) == NUM_PAIRS
 
 
+def test_of_more_than_the_kernel_is_asked_for_all_have_their_turn() -> None:
+    """Those that were left out of its list come first the next time."""
+    counts: Counter[int] = Counter()
+    with ExitStack() as stack:
+        selector = stack.enter_context(FewAtATime(MOST))
+        for _ in range(4 * NUM_PAIRS):
+            here, there = map(stack.enter_context, socket.socketpair())
+            there.send(b"x")
+            selector.register(here, selectors.EVENT_READ)
+        while len(counts) < 4 * NUM_PAIRS:
+            counts.update(key.fd for key, _ in selector.select(0))
+            assert max(counts.values()) <= 2
+
+
 def test_a_busy_loop_looks_for_new_events_now_and_then(readable: list[socket.socket]) -> None:
     with FewAtATime(NUM_PAIRS, rounds=4) as selector:
         for sock in readable:
