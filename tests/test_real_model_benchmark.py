@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.real_model.__main__ import HEADER, row
+from benchmarks.real_model.__main__ import HEADER, of_the_way, row
 from benchmarks.real_model.judge import RuleJudge
 from benchmarks.real_model.wishes import (
     HELD_OUT,
@@ -22,6 +22,7 @@ from benchmarks.real_model.wishes import (
     new_request,
     wish_in,
 )
+from examples.tool_lab.evaluate import Rate
 from judge.hints import prompts
 from judge.votes.parsing import last_decision, parse_answer
 from judge.votes.prompts import judge_messages
@@ -135,6 +136,17 @@ def test_a_row_says_how_much_of_the_way_was_gone() -> None:
         "perplexity": [10.0, 10.1],
     }
     shown = dict(zip(HEADER, row(result), strict=True))
-    assert shown["of the way"] == "50%"
+    assert shown["of the way"] == "50% [37, 63]"
     assert shown["of before"] == "1.000"
     assert shown["hints"] == "1 resting"
+
+
+def test_few_answers_say_little_about_the_share_of_the_way() -> None:
+    few, many = (
+        [Rate(hits=share * n // 100, count=n) for share in (10, 30, 40)] for n in (50, 5_000)
+    )
+    assert of_the_way(*many) == "67% [61, 72]"
+    low, high = of_the_way(*few).split("[")[1].rstrip("]").split(", ")
+    assert float(low) < 30
+    assert float(high) > 120
+    assert of_the_way(few[1], few[2], few[1]) == "none to go"

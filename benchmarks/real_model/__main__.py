@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from benchmarks.own_agent.cell import (
     as_counts,
     free_folder,
@@ -38,6 +40,7 @@ from opd.commands.policy_export import export_version
 
 Weights = Literal["lora", "full"]
 MODEL = ROOT / "runs" / "models" / "smollm2-135m-instruct"
+_NUM_DRAWS = 10_000
 SETTINGS = (f"rehearsal.max_new_tokens={MAX_TOKENS}",)
 HEADER = (
     "wish", "weights", "held: start → end", "the start with the hint", "of the way",
@@ -56,7 +59,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=MODEL, help="a model folder")
     parser.add_argument("--weights", nargs="+", choices=get_args(Weights), default=["lora"])
     parser.add_argument("--wishes", nargs="+", choices=list(WISHES), default=list(WISHES))
-    parser.add_argument("--n", type=int, default=128, help="answers for each rate")
+    parser.add_argument(
+        "--n",
+        type=int,
+        default=128,
+        help="answers for each rate; four times as many for those as wished",
+    )
     parser.add_argument("--quiet", type=int, default=24, help="sessions without an objection")
     parser.add_argument("--objections", type=int, default=3, help="sessions with an objection")
     parser.add_argument("--minutes", type=float, default=30.0, help="longest wait for the hints")
@@ -131,14 +139,30 @@ def _perplexity_of(folder: Path) -> float:
         return perplexity(merged)
 
 
+def of_the_way(start: Rate, end: Rate, hinted: Rate) -> str:
+    """`78% [54, 107]`: how much of the way from the start to the hinted start was gone, with its
+    95% interval, from 10,000 draws of each rate's posterior under Jeffreys' prior.
+    """
+    room = hinted.value - start.value
+    if room <= 0:
+        return "none to go"
+    rng = np.random.default_rng(0)
+    begun, ended, most = (
+        rng.beta(one.hits + 0.5, one.count - one.hits + 0.5, _NUM_DRAWS)
+        for one in (start, end, hinted)
+    )
+    is_known = most > begun
+    shares = (ended - begun)[is_known] / (most - begun)[is_known]
+    low, high = np.quantile(shares, (0.025, 0.975))
+    return f"{(end.value - start.value) / room:.0%} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
 def row(result: dict[str, Any]) -> Sequence[str]:
     """A row of the table."""
     start, end = (
         {name: Rate(hits=hits, count=count) for name, (hits, count) in result[when].items()}
         for when in ("start", "end")
     )
-    room = start["hinted"].value - start["wished"].value
-    gained = end["wished"].value - start["wished"].value
     others = [name for name in start if name.startswith("usual_")]
     before, after = result["perplexity"]
     return (
@@ -146,7 +170,7 @@ def row(result: dict[str, Any]) -> Sequence[str]:
         result["weights"],
         f"{start['wished'].shown} → {end['wished'].shown}",
         start["hinted"].shown,
-        f"{gained / room:.0%}" if room > 0 else "none to go",
+        of_the_way(start["wished"], end["wished"], start["hinted"]),
         f"{start['opposite'].shown} → {end['opposite'].shown}",
         f"{end['opposite'].value / start['opposite'].value:.3f}",
         ", ".join(f"{start[name].value:.2f} → {end[name].value:.2f}" for name in others),

@@ -14,6 +14,10 @@ from examples.tool_lab.evaluate import Rate
 
 MAX_TOKENS = 128
 CONCURRENCY = 32
+WISHED = 4
+"""Times as many answers for the wished rates as for others: the share of the way divides one
+difference of them by another.
+"""
 SIDE = {"X-Turn-Type": "side"}
 
 Message = dict[str, str]
@@ -81,17 +85,19 @@ async def converse(
 async def wished_rate(
     client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int, *, hinted: bool = False
 ) -> Rate:
-    """How many of `n` answers are as wished; with `hinted`, the hint follows the question."""
-    rng = random.Random(f"{wish.name}-{seed}-{hinted}")
-    questions = [new_request(rng, wish.kind, held_out=True) for _ in range(n)]
+    """How many of `WISHED * n` answers are as wished; with `hinted`, the hint follows the question.
+    The questions are the same.
+    """
+    rng = random.Random(f"{wish.name}-{seed}")
+    questions = [new_request(rng, wish.kind, held_out=True) for _ in range(WISHED * n)]
     texts = [f"{question} {wish.hint}" for question in questions] if hinted else questions
     return await _rate(client, texts, wish, wanted=True)
 
 
 async def rates(client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int) -> Rates:
-    """Rates of `n` answers each: `wished`, `opposite` (the share that follows an open wish for the
-    opposite) and, for each other kind of request, `usual_NAME`: the share that is not as its wish
-    asks.
+    """Rates: `wished` and, of `n` answers each, `opposite` (the share that follows an open wish for
+    the opposite) and, for each other kind of request, `usual_NAME`: the share that is not as its
+    wish asks.
     """
     found = {"wished": await wished_rate(client, wish, n, seed)}
     rng = random.Random(f"{wish.name}-{seed}-others")
