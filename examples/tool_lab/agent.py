@@ -59,8 +59,8 @@ class AgentConfig:
 class SessionReport:
     """How a session went: the reactions to its turns, in order, and why it ended.
 
-    `ended` is over (the user left), max_turns, or failed (the endpoint refused or stopped halfway;
-    `error` says how).
+    `ended` is over (the user left, or it was time to close), max_turns, or failed (the endpoint
+    refused or stopped halfway; `error` says how).
     """
 
     seed: int
@@ -93,10 +93,15 @@ def lab_episode(seed: int, config: AgentConfig, *, held_out: bool = False) -> Ep
 
 
 async def run_session(
-    client: openai.AsyncOpenAI, seed: int, config: AgentConfig, *, held_out: bool = False
+    client: openai.AsyncOpenAI,
+    seed: int,
+    config: AgentConfig,
+    *,
+    held_out: bool = False,
+    closing: asyncio.Event | None = None,
 ) -> SessionReport:
-    """Play one conversation to its end. Never raises because of the endpoint's answers; cancelling
-    it is safe.
+    """Play one conversation to its end, or to the reply after which it is `closing` time. Never
+    raises because of the endpoint's answers; cancelling it is safe.
     """
     rng = random.Random(f"agent-{seed}")
     episode = lab_episode(seed, config, held_out=held_out)
@@ -120,7 +125,7 @@ async def run_session(
             )
         following = episode.observe(response)
         reactions.append(episode.last_reaction.kind)
-        if not following:
+        if not following or (closing is not None and closing.is_set()):
             return SessionReport(
                 seed=seed, turns=len(reactions), reactions=tuple(reactions), ended="over"
             )

@@ -23,6 +23,10 @@ from records.store import Store
 from records.training.staleness import admit
 
 POLL_S = 0.25
+_LAST_REPLIES_S = 10.0
+"""How long the agents may take for the replies that they wait for when learning ends: those that
+are cut off are recorded as clients that went away.
+"""
 WITHOUT_HINT = (DropReason.NO_HINT, DropReason.NO_QUORUM, DropReason.HINT_REJECTED)
 ACCEPTED_STATES = (TurnState.SCORING, TurnState.READY, TurnState.LEASED, TurnState.TRAINED)
 
@@ -77,6 +81,7 @@ async def learn(
     state = LearningState()
     gate = asyncio.Event()
     gate.set()
+    closing = asyncio.Event()
     seeds = itertools.count(lab.seed * 1_000_000)
     agent = AgentConfig(
         model=model,
@@ -87,7 +92,7 @@ async def learn(
     client = openai.AsyncOpenAI(base_url=base_url, api_key="lab", max_retries=3)
     async with client:
         talkers = [
-            asyncio.create_task(_talk(client, agent, seeds, gate, state))
+            asyncio.create_task(_talk(client, agent, seeds, gate, closing, state))
             for _ in range(lab.sessions_in_flight)
         ]
         try:
@@ -104,6 +109,9 @@ async def learn(
                     failed.result()
                 _raise_if_ended(talkers)
                 await asyncio.sleep(POLL_S)
+            closing.set()
+            gate.set()
+            await asyncio.wait(talkers, timeout=_LAST_REPLIES_S)
         finally:
             for talker in talkers:
                 talker.cancel()
@@ -116,11 +124,14 @@ async def _talk(
     agent: AgentConfig,
     seeds: itertools.count[int],
     gate: asyncio.Event,
+    closing: asyncio.Event,
     state: LearningState,
 ) -> None:
     while True:
         await gate.wait()
-        report = await run_session(client, next(seeds), agent)
+        if closing.is_set():
+            return
+        report = await run_session(client, next(seeds), agent, closing=closing)
         state.sessions[report.ended] += 1
         state.reactions.update(report.reactions)
         if report.error is not None:

@@ -2,6 +2,7 @@
 a faulty endpoint.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -93,6 +94,19 @@ async def test_tool_calls_are_run_and_sent_back(stream_share):
     assert endpoint.bodies[0]["tools"] == TOOLS
     assert endpoint.bodies[0]["stream"] if stream_share else "stream" not in endpoint.bodies[0]
     assert len({headers["x-session-id"] for headers in endpoint.headers}) == len(reports)
+
+
+async def test_at_closing_time_the_reply_that_was_asked_for_is_the_last():
+    closing = asyncio.Event()
+
+    def answers(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        closing.set()
+        return weather_model(messages)
+
+    endpoint = Endpoint(answers)
+    async with endpoint.client() as client:
+        report = await run_session(client, 1, AgentConfig(), closing=closing)
+    assert (report.ended, report.turns, len(endpoint.bodies)) == ("over", 1, 1)
 
 
 async def test_headers_are_sent_in_some_sessions_only():
