@@ -268,6 +268,13 @@ async def test_limits_of_a_key_hold_whichever_worker_answers(shared: Endpoint) -
         _, single = await keys.create(actor="test", limits=KeyLimits(max_concurrent=1))
     lines = await shared.one_to_each()
     for line in lines:
+
+        async def needs_a_key(line: Line = line) -> bool:
+            return (await line.client.get("/v1/models")).status_code == 401
+
+        # A worker that has just read that there are no keys looks again `key_refresh_s` later.
+        await until(needs_a_key, 30)
+    for line in lines:
         line.client.headers["authorization"] = f"Bearer {few}"
     statuses = [
         (await lines[number % 2].client.get("/v1/models")).status_code for number in range(5)
