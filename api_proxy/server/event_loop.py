@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 _MOST_EVENTS = 8
 """Each may begin a request, whose first step takes about a millisecond."""
 _MOST_ASKED_FOR = 128
-"""Of the kernel, in one call: the list of ten thousand that are ready takes 20 ms to make. What is
+"""Of the kernel, in one call: the list of ten thousand that are ready takes 10 ms to make. What is
 left out comes first the next time (epoll goes round).
 """
 _ROUNDS = 4

@@ -141,7 +141,8 @@ def _perplexity_of(folder: Path) -> float:
 
 def of_the_way(start: Rate, end: Rate, hinted: Rate) -> str:
     """`78% [54, 107]`: how much of the way from the start to the hinted start was gone, with its
-    95% interval, from 10,000 draws of each rate's posterior under Jeffreys' prior.
+    95% interval, from 10,000 draws of each rate's posterior under Jeffreys' prior, without those in
+    which the hint does not help: they have no share.
     """
     room = hinted.value - start.value
     if room <= 0:

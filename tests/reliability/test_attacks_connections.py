@@ -18,7 +18,13 @@ import orjson
 import psutil
 import pytest
 
-from tests.reliability.attacked import LONGEST_S, Attacked, attacked, is_idle, up_to_three_times
+from tests.reliability.attacked import (
+    Attacked,
+    attacked,
+    check_time,
+    is_idle,
+    up_to_three_times,
+)
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
 
@@ -303,10 +309,10 @@ def _all_at_once(proxy: Attacked, how: str) -> dict[str, Any]:
 
 def check_loop(heart: dict[str, Any], was_idle: bool) -> None:
     """The loop went on: in CPU time on any machine, by the clock on an idle one."""
-    assert heart["callback_cpu_s"] <= LONGEST_S, heart
-    assert heart["beat_cpu_p999_s"] <= LONGEST_S, heart
+    check_time(heart, "callback_cpu_s")
+    check_time(heart, "beat_cpu_p999_s")
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= LONGEST_S, heart
+        check_time(heart, "late_p999_s")
 
 
 async def _idle_connections(proxy: Attacked) -> dict[str, Any]:

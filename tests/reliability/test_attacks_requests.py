@@ -17,6 +17,7 @@ from tests.reliability.attacked import (
     LONGEST_S,
     Attacked,
     attacked,
+    check_time,
     is_idle,
     up_to_three_times,
 )
@@ -54,7 +55,6 @@ def _attack_with_too_much(proxy: Attacked, attack: Attack) -> None:
     proxy.heart()
     if attack.within:
         assert answer(proxy, attack, attack.within)[0] == 200
-    before_s = time.perf_counter()
     status, body = answer(proxy, attack, attack.beyond)
     assert status == 400, body
     if attack.path == MESSAGES:
@@ -64,9 +64,9 @@ def _attack_with_too_much(proxy: Attacked, attack: Attack) -> None:
         assert body["error"]["code"] == attack.code
     time.sleep(0.3)
     heart = proxy.heart()
-    assert heart["callback_cpu_s"] <= LONGEST_S, heart
+    check_time(heart, "callback_cpu_s")
     if was_idle and is_idle():
-        assert heart["late_p999_s"] <= LONGEST_S, (heart, time.perf_counter() - before_s)
+        check_time(heart, "late_p999_s")
 
 
 @pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.within])
@@ -104,7 +104,7 @@ def _attack_with_many(proxy: Attacked, attack: Attack) -> None:
     with ThreadPoolExecutor(12) as threads:
         found = list(threads.map(lambda _: answer(proxy, attack, 3_000)[0], range(24)))
     assert found == [200] * 24
-    assert proxy.heart()["callback_cpu_s"] <= LONGEST_S
+    check_time(proxy.heart(), "callback_cpu_s")
 
 
 SUMMARY_TASK = "Your task is to create a detailed summary of the conversation so far, paying close"
