@@ -249,7 +249,7 @@ def _figures(number: int) -> TokenFigures:
 
 async def _double(config: StoreConfig, number: int) -> None:
     letter = PREFIXES[(number // (SESSIONS * TURNS)).bit_length() - 1]
-    async with await Store.open(config) as store:
+    async with await Store.open(config.patient()) as store:
         await store.write(_double_op, letter=letter, later_s=float(number))
         if config.is_sqlite:
             await store.read(_truncate_log)
