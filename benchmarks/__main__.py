@@ -51,10 +51,10 @@ class Benchmark:
 SUITE = (
     Benchmark(
         name="against_litellm",
-        full="--rounds 4",
-        minutes=2.5,
-        quick="--rounds 1 --conversations 20 --streams 8",
-        quick_minutes=0.8,
+        full="--rounds 3 --listen-s 8",
+        minutes=3.5,
+        quick="--rounds 1 --conversations 20 --streams 8 --listen-s 4",
+        quick_minutes=1.1,
     ),
     Benchmark(
         name="proxy_latency",

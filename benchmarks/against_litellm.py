@@ -1,19 +1,15 @@
 """What a request and a streamed token cost this proxy, LiteLLM's and a bare pass-through.
 
     python -m benchmarks.against_litellm [--rounds 5] [--conversations 40] [--tokens 500]
-    python -m benchmarks.against_litellm --workers 2
 
 Each stands in front of the same scripted engine as a process of its own: this one as `opd proxy`
 starts it, storing every turn; LiteLLM's with one worker and no database, in an environment of its
 own (.venv-litellm, made at the first run); the pass-through is aiohttp and forwards bytes. They
 take turns within each round, in random order. The figure is processor time, which does not depend
 on what else runs: of the whole process, its children and threads included. Lower is better; ratios
-are LiteLLM's figure over this one's, with the lowest and highest of the rounds.
-
-With --workers, this proxy with so many workers is compared with itself with one, and nothing else
-is started: processor time and requests per second, and how the requests were shared out. Each
-worker gets as many conversations at a time as the one has alone: the more it answers at once, the
-less a request costs, because commits are shared.
+are LiteLLM's figure over this one's, with the lowest and highest of the rounds. Last comes what
+each adds to the time of the first token, against the engine asked directly: that is time by the
+clock, so the machine must be idle.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import multiprocessing
 import os
 import platform
 import random
@@ -30,55 +25,61 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import orjson
-import psutil
 import uvloop
 from aiohttp import web
 from rich.progress import track
 
-from benchmarks.proxy_processes import HEADERS, LAB_MODEL, SYSTEM
+from benchmarks.proxy_latency import first_event_s, has_text
+from benchmarks.proxy_processes import percentile
+from benchmarks.proxy_sides import (
+    HEADERS,
+    MODEL,
+    REPLY_TOKENS,
+    ROOT,
+    TURNS,
+    Side,
+    conversation,
+    cost_us,
+    forked,
+    lab_rendering,
+    memory_mib,
+    reply,
+    run_engine,
+    start_proxy,
+    started,
+    wait_for,
+)
 from benchmarks.scripted_engine import Script
-from benchmarks.scripted_engine import serve as serve_scripted
 from opd.processes.supervisor import free_ports
-from opd.run import config as run_config
-from opd.run.config import merge
-from opd.run.defaults import resolve, single_machine
-from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 
-ROOT = Path(__file__).parents[1]
 LITELLM = "litellm[proxy]==1.108.7"
-OURS, THEIRS, BARE = "this proxy", "LiteLLM", "pass-through"
-MODEL = "policy"
-RENDERER = {"name": "qwen3", "enable_thinking": False}
-TURNS = 4
-AT_ONCE = 8
-REPLY_TOKENS = 16
-"""Of a reply in a conversation."""
-START_S = 120.0
-REST_S = 0.3
+OURS, THEIRS, BARE, ENGINE = "this proxy", "LiteLLM", "pass-through", "engine"
+LISTENERS, PAUSE_S = 64, 4.0
+"""Sessions that wait for first tokens, and the mean pause of each between two requests: LiteLLM is
+then busy for less than half of a core.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
-    """A proxy; `url` up to and including /v1."""
+class Setup:
+    """All three in front of one engine."""
 
-    name: str
-    url: str
-    pid: int
+    engine: Side
+    sides: tuple[Side, Side, Side]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """Microseconds of processor time per unit, by side and round."""
+    """Microseconds per unit, by side and round."""
 
     what: str
     by_side: dict[str, list[float]]
@@ -93,27 +94,22 @@ def main() -> None:
     parser.add_argument("--conversations", type=int, default=40, help="for a side and round")
     parser.add_argument("--tokens", type=int, default=500, help="of a streamed reply")
     parser.add_argument("--streams", type=int, default=16, help="for a side and round")
-    parser.add_argument("--workers", type=int, help="only compare so many workers with one")
+    parser.add_argument("--listen-s", type=float, default=15.0, help="for first tokens, a round")
     given = parser.parse_args()
-    rendering = Rendering.load(str(LAB_MODEL), RendererConfig.model_validate(RENDERER))
-    if given.workers is not None:
-        print(_compared_workers(given, rendering))
-        return
+    rendering = lab_rendering()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        sides = {
-            length: _sides(stack, folder / str(length), rendering, length)
+        short, long = (
+            _setup(stack, folder / str(length), rendering, length)
             for length in (REPLY_TOKENS, given.tokens)
-        }
+        )
         expected = "".join(reply(rendering, given.tokens)[1])
-        figures = uvloop.run(_measure(sides, given, expected))
-        memory = {side.name: _memory(side.pid) for side in sides[given.tokens]}
+        figures = uvloop.run(_measure(short, long, given, expected))
+        memory = {side.name: memory_mib(side.pid) for side in long.sides}
     print(table(figures, memory))
 
 
-def _sides(
-    stack: ExitStack, folder: Path, rendering: Rendering, length: int
-) -> tuple[Side, Side, Side]:
+def _setup(stack: ExitStack, folder: Path, rendering: Rendering, length: int) -> Setup:
     """All three in front of an engine whose replies have so many tokens."""
     ids, texts = reply(rendering, length)
     script = Script(
@@ -124,15 +120,15 @@ def _sides(
     )
     engine_port, own_port, their_port, bare_port = free_ports(4)
     engine = f"http://127.0.0.1:{engine_port}"
-    _forked(stack, _run_engine, script, engine_port)
-    _wait_for(f"{engine}/health")
-    ours = _own(stack, folder, engine, own_port)
+    engine_pid = forked(stack, run_engine, script, engine_port)
+    wait_for(f"{engine}/health")
+    ours = start_proxy(stack, folder, engine, own_port)
     settings = folder / "litellm.yaml"
     settings.write_text(
         f"model_list:\n- model_name: {MODEL}\n  litellm_params:\n    model: openai/scripted\n"
         f"    api_base: {engine}/v1\n    api_key: none\n"
     )
-    theirs = _started(
+    theirs = started(
         stack,
         [
             *[str(litellm()), "--config", str(settings), "--num_workers", "1"],
@@ -145,40 +141,20 @@ def _sides(
         # Neither side asks for a key.
         LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true",
     )
-    bare = _forked(stack, _run_pass_through, engine, bare_port)
+    bare = forked(stack, _run_pass_through, engine, bare_port)
     urls = [f"http://127.0.0.1:{port}" for port in (own_port, their_port, bare_port)]
     paths = ("/readyz", "/health/readiness", "/health")
     logs = (folder / "ours.log", folder / "litellm.log", None)
     for url, path, log in zip(urls, paths, logs, strict=True):
-        _wait_for(url + path, log)
-    return (
-        Side(name=OURS, url=f"{urls[0]}/v1", pid=ours),
-        Side(name=THEIRS, url=f"{urls[1]}/v1", pid=theirs),
-        Side(name=BARE, url=f"{urls[2]}/v1", pid=bare),
+        wait_for(url + path, log)
+    return Setup(
+        engine=Side(name=ENGINE, url=f"{engine}/v1", pid=engine_pid),
+        sides=(
+            Side(name=OURS, url=f"{urls[0]}/v1", pid=ours),
+            Side(name=THEIRS, url=f"{urls[1]}/v1", pid=theirs),
+            Side(name=BARE, url=f"{urls[2]}/v1", pid=bare),
+        ),
     )
-
-
-def _own(stack: ExitStack, folder: Path, engine: str, port: int, workers: int = 1) -> int:
-    """This proxy, with a new store."""
-    folder.mkdir()
-    proxy = {"port": port, "workers": workers}
-    own = {"renderer": RENDERER, "policy": {"url": engine}, "proxy": proxy}
-    config = resolve(merge(single_machine(str(LAB_MODEL), folder), own), None, [])
-    run_config.save(config, folder / "config.toml")
-    return _started(
-        stack,
-        [sys.executable, "-m", "opd.cli.app", "proxy", "--run", str(folder)],
-        folder / "ours.log",
-    )
-
-
-def reply(rendering: Rendering, length: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Ids and their texts. Neighbours differ: LiteLLM ends a stream that repeats itself."""
-    words = [
-        rendering.tokenizer.encode(word, add_special_tokens=False)[0] for word in ("sun", "in")
-    ]
-    ids = tuple(words[place % 2] for place in range(length))
-    return ids, tuple(rendering.decode([token]) for token in ids)
 
 
 def litellm() -> Path:
@@ -206,127 +182,68 @@ def litellm_version() -> str:
 
 
 async def _measure(
-    sides: dict[int, tuple[Side, Side, Side]], given: argparse.Namespace, expected: str
+    short: Setup, long: Setup, given: argparse.Namespace, expected: str
 ) -> list[Figure]:
-    chats = Figure(
-        what=f"request, conversations of {TURNS} turns of {REPLY_TOKENS} tokens, not streamed",
-        by_side={side.name: [] for side in sides[REPLY_TOKENS]},
-    )
-    streams = Figure(
-        what=f"streamed token, replies of {given.tokens}",
-        by_side={side.name: [] for side in sides[REPLY_TOKENS]},
+    chats, streams, halfway, tail = (
+        Figure(what=what, by_side={side.name: [] for side in short.sides})
+        for what in (
+            f"request, conversations of {TURNS} turns of {REPLY_TOKENS} tokens, not streamed",
+            f"streamed token, replies of {given.tokens}",
+            f"added to the time of the first token, {LISTENERS} sessions, p50",
+            "the same, p99",
+        )
     )
     numbers = itertools.count()  # no two conversations are alike
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
+    connector = aiohttp.TCPConnector(limit=2 * LISTENERS)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
 
         async def talk(side: Side) -> None:
-            await _conversation(session, side, next(numbers))
+            await conversation(session, side, next(numbers))
 
         async def listen(side: Side) -> None:
             await _stream(session, side, next(numbers), given.tokens, expected)
 
-        for side in (*sides[REPLY_TOKENS], *sides[given.tokens]):
+        for side in (*short.sides, *long.sides):
             await talk(side)  # what only a process's first request does
         for _ in track(range(given.rounds), description="rounds"):
-            for side in random.sample(sides[REPLY_TOKENS], 3):
-                cost = await _cost(side, given.conversations, talk)
+            for side in random.sample(short.sides, 3):
+                cost = await cost_us(side, given.conversations, talk)
                 chats.by_side[side.name].append(cost / TURNS)
-            for side in random.sample(sides[given.tokens], 3):
-                cost = await _cost(side, given.streams, listen)
+            for side in random.sample(long.sides, 3):
+                cost = await cost_us(side, given.streams, listen)
                 streams.by_side[side.name].append(cost / given.tokens)
-    return [chats, streams]
+            waits = {
+                side.name: await _first_tokens_s(session, side, numbers, given.listen_s)
+                for side in random.sample((short.engine, *short.sides), 4)
+            }
+            for figure, share in ((halfway, 0.5), (tail, 0.99)):
+                direct_s = percentile(waits[ENGINE], share)
+                for name, found in figure.by_side.items():
+                    found.append(1e6 * (percentile(waits[name], share) - direct_s))
+    return [chats, streams, halfway, tail]
 
 
-def _compared_workers(given: argparse.Namespace, rendering: Rendering) -> str:
-    """One worker and several, in front of one engine."""
-    ids, texts = reply(rendering, REPLY_TOKENS)
-    script = Script(
-        reply_ids=(*ids, rendering.stop_token_ids[0]), texts=texts, first_s=0.02, pace_s=0.005
-    )
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine_port, *ports = free_ports(3)
-        engine = f"http://127.0.0.1:{engine_port}"
-        _forked(stack, _run_engine, script, engine_port)
-        _wait_for(f"{engine}/health")
-        sides = []
-        for workers, port in zip((1, given.workers), ports, strict=True):
-            of_side = folder / str(len(sides))
-            pid = _own(stack, of_side, engine, port, workers)
-            url = f"http://127.0.0.1:{port}"
-            _wait_for(f"{url}/readyz", of_side / "ours.log")
-            name = "1 worker" if workers == 1 else f"{workers} workers"
-            sides.append(Side(name=name, url=f"{url}/v1", pid=pid))
-        time.sleep(5)  # until all workers answer, and their metrics are there
-        return uvloop.run(_measure_workers(sides, given))
+async def _first_tokens_s(
+    session: aiohttp.ClientSession, side: Side, numbers: Iterator[int], seconds: float
+) -> list[float]:
+    """The seconds to the first text of each streamed reply to `LISTENERS` sessions."""
+    found: list[float] = []
+    url = f"{side.url}/chat/completions"
+    deadline = time.monotonic() + seconds
 
+    async def ask() -> None:
+        while (left_s := deadline - time.monotonic()) > 0:
+            pause_s = random.uniform(0, 2 * PAUSE_S)
+            await asyncio.sleep(min(pause_s, left_s))
+            if pause_s > left_s:
+                return
+            messages = [{"role": "user", "content": f"Tell story {next(numbers)}."}]
+            body = {"model": MODEL, "messages": messages, "stream": True}
+            found.append(await first_event_s(session, url, body, has_text, HEADERS))
 
-async def _measure_workers(sides: list[Side], given: argparse.Namespace) -> str:
-    costs: dict[str, list[float]] = {side.name: [] for side in sides}
-    rates: dict[str, list[float]] = {side.name: [] for side in sides}
-    numbers = itertools.count()
-    async with aiohttp.ClientSession() as session:
-
-        async def talk(side: Side) -> None:
-            await _conversation(session, side, next(numbers))
-
-        at_once = dict(
-            zip((side.name for side in sides), (AT_ONCE, AT_ONCE * given.workers), strict=True)
-        )
-        for side in sides:
-            await _cost(side, 4 * AT_ONCE, talk)  # what only first requests do
-        for _ in track(range(given.rounds), description="rounds"):
-            for side in random.sample(sides, len(sides)):
-                began = time.perf_counter()
-                cost = await _cost(side, given.conversations, talk, at_once[side.name])
-                costs[side.name].append(cost / TURNS)
-                took_s = time.perf_counter() - began - REST_S
-                rates[side.name].append(given.conversations * TURNS / took_s)
-        await asyncio.sleep(6)  # all workers have written their metrics
-        async with session.get(sides[1].url.removesuffix("/v1") + "/metrics") as scraped:
-            lines = (await scraped.text()).splitlines()
-    one, several = (side.name for side in sides)
-    shown = [f"{os.cpu_count()} cores", "", f"| | {one} | {several} | ratio |", "|---|---|---|---|"]
-    for what, found, unit in (("CPU per request", costs, "us"), ("requests", rates, "/s")):
-        ratios = [b / a for a, b in zip(found[one], found[several], strict=True)]
-        spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        medians = " | ".join(f"{statistics.median(found[name]):.0f} {unit}" for name in found)
-        shown.append(f"| {what} | {medians} | {spread} |")
-    sizes = " | ".join(f"{_memory(side.pid):.0f} MiB" for side in sides)
-    shown.append(f"| resident memory, all processes | {sizes} | |")
-    of_workers = [line for line in lines if line.startswith('opd_requests_total{status="200"')]
-    return "\n".join([*shown, "", *of_workers])
-
-
-async def _cost(
-    side: Side, number: int, do: Callable[[Side], Awaitable[None]], at_once: int = AT_ONCE
-) -> float:
-    """Microseconds of processor time for each of `number` units, so many at a time."""
-    before = _cpu_s(side.pid)
-    todo = iter(range(number))
-
-    async def work() -> None:
-        for _ in todo:
-            await do(side)
-
-    await asyncio.gather(*(work() for _ in range(at_once)))
-    await asyncio.sleep(REST_S)  # what is done after an answer counts, too
-    return 1e6 * (_cpu_s(side.pid) - before) / number
-
-
-async def _conversation(session: aiohttp.ClientSession, side: Side, number: int) -> None:
-    messages = [{"role": "system", "content": SYSTEM}]
-    for turn in range(TURNS):
-        messages.append({"role": "user", "content": f"Question {turn} of conversation {number}."})
-        body = orjson.dumps({"model": MODEL, "messages": messages, "max_tokens": REPLY_TOKENS + 1})
-        async with session.post(
-            f"{side.url}/chat/completions", data=body, headers=_HEADERS
-        ) as reply:
-            said = orjson.loads(await reply.read())
-            if reply.status != 200:
-                raise RuntimeError(f"{side.name}: {reply.status}: {said}")
-        messages.append({"role": "assistant", "content": said["choices"][0]["message"]["content"]})
+    await asyncio.gather(*(ask() for _ in range(LISTENERS)))
+    return found
 
 
 async def _stream(
@@ -336,7 +253,7 @@ async def _stream(
     body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens + 1}
     text = ""
     async with session.post(
-        f"{side.url}/chat/completions", data=orjson.dumps(body), headers=_HEADERS
+        f"{side.url}/chat/completions", data=orjson.dumps(body), headers=HEADERS
     ) as reply:
         if reply.status != 200:
             raise RuntimeError(f"{side.name}: {reply.status}: {(await reply.text())[:300]}")
@@ -346,27 +263,6 @@ async def _stream(
                     text += choice["delta"].get("content") or ""
     if text != expected:
         raise RuntimeError(f"{side.name}: a reply of {len(text)} characters, not {len(expected)}")
-
-
-_HEADERS = HEADERS | {"Authorization": "Bearer any"}
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
-
-
-def _cpu_s(pid: int) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in _family(pid))
-
-
-def _memory(pid: int) -> float:
-    """Resident MiB."""
-    return sum(one.memory_info().rss for one in _family(pid)) / 2**20
-
-
-def _run_engine(script: Script, port: int) -> None:
-    uvloop.run(serve_scripted(script, "127.0.0.1", port))
 
 
 def _run_pass_through(engine: str, port: int) -> None:
@@ -397,45 +293,6 @@ async def _pass_through(engine: str, port: int) -> None:
         await asyncio.Event().wait()
 
 
-def _forked(stack: ExitStack, function: Callable[..., None], *arguments: Any) -> int:
-    process = multiprocessing.get_context("spawn").Process(
-        target=function, args=arguments, daemon=True
-    )
-    process.start()
-    stack.callback(process.join)
-    stack.callback(process.terminate)
-    assert process.pid is not None
-    return process.pid
-
-
-def _started(stack: ExitStack, command: list[str], log: Path, **environment: str) -> int:
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, cwd=ROOT, env=os.environ | environment
-        )
-    stack.callback(process.wait)
-    stack.callback(process.terminate)
-    return process.pid
-
-
-def _wait_for(url: str, log: Path | None = None) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        try:
-            if uvloop.run(_is_there(url)):
-                return
-        except (aiohttp.ClientError, TimeoutError):
-            pass
-        time.sleep(0.2)
-    said = "" if log is None else f": {log.read_text()[-500:]}"
-    raise RuntimeError(f"{url} did not answer within {START_S:.0f} s{said}")
-
-
-async def _is_there(url: str) -> bool:
-    async with aiohttp.ClientSession() as session, session.get(url) as reply:
-        return reply.status == 200
-
-
 def table(figures: Sequence[Figure], memory: dict[str, float]) -> str:
     """The figures in Markdown."""
     lines = [
@@ -449,11 +306,11 @@ def table(figures: Sequence[Figure], memory: dict[str, float]) -> str:
         shown = [
             f"{statistics.median(figure.by_side[name]):.0f} us" for name in (OURS, THEIRS, BARE)
         ]
-        ratios = [
-            theirs / ours
-            for ours, theirs in zip(figure.by_side[OURS], figure.by_side[THEIRS], strict=True)
-        ]
-        ratio = f"{statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
+        pairs = list(zip(figure.by_side[OURS], figure.by_side[THEIRS], strict=True))
+        ratio = "unknown"  # lost in what differs from one request to the next
+        if all(ours > 0 for ours, _ in pairs):
+            ratios = [theirs / ours for ours, theirs in pairs]
+            ratio = f"{statistics.median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f})"
         lines.append(f"| {figure.what} | {' | '.join(shown)} | {ratio} |")
     sizes = " | ".join(f"{memory[name]:.0f} MiB" for name in (OURS, THEIRS, BARE))
     lines.append(f"| resident memory | {sizes} | {memory[THEIRS] / memory[OURS]:.1f} |")

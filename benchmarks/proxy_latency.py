@@ -72,12 +72,16 @@ class Measured:
 
 
 async def first_event_s(
-    session: aiohttp.ClientSession, url: str, body: dict[str, Any], is_first: Any
+    session: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    is_first: Any,
+    headers: dict[str, str] = HEADERS,
 ) -> float:
     """Seconds until the first event that `is_first` accepts; the reply is read to its end."""
     first: float | None = None
     start = time.perf_counter()
-    async with session.post(url, data=orjson.dumps(body), headers=HEADERS) as response:
+    async with session.post(url, data=orjson.dumps(body), headers=headers) as response:
         if response.status != 200:
             raise RuntimeError(f"{url} answered {response.status}: {await response.text()}")
         async for line in response.content:
@@ -88,7 +92,8 @@ async def first_event_s(
     return first
 
 
-def _has_text(event: dict[str, Any]) -> bool:
+def has_text(event: dict[str, Any]) -> bool:
+    """Whether an event of a streamed chat completion has text."""
     return any(choice["delta"].get("content") for choice in event.get("choices", ()))
 
 
@@ -118,7 +123,7 @@ async def agent(
             chat = {"model": MODEL_NAME, "messages": messages, "tools": TOOLS, "stream": True}
             for is_proxied in randomness.sample([False, True], 2):
                 if is_proxied:
-                    url, body, is_first = f"{setup.proxy_url}/v1/chat/completions", chat, _has_text
+                    url, body, is_first = f"{setup.proxy_url}/v1/chat/completions", chat, has_text
                 else:
                     url, body, is_first = f"{setup.engine_url}/generate", direct, _has_token
                 seconds = await first_event_s(session, url, body, is_first)
