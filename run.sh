@@ -135,11 +135,14 @@ run_tests() {
         --ignore tests/browser -m "not alone and not long and not learning"
 }
 
-# Whole runs of several processes each, two at a time; those that look at the clock come last, alone.
+# Whole runs of several processes each, two at a time, or three where they wait for most of it; those
+# that look at the clock come last, alone.
 run_whole_runs() {
     local folders=(tests/reliability tests/integration tests/trainer/step)
     if [ "${2:-}" = --short ]; then folders=(tests/reliability); fi
-    local together=(-n 2 --dist load --maxschedchunk 1)
+    local at_once=2
+    [ "$1" != long ] || at_once=3
+    local together=(-n "$at_once" --dist load --maxschedchunk 1)
     .venv/bin/python -m pytest "${together[@]}" -m "$1 and not alone" "${folders[@]}"
     if [ "$1" = long ]; then .venv/bin/python -m pytest -m alone "${folders[@]}"; fi
 }

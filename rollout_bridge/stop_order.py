@@ -13,6 +13,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rollout_bridge.engine.served import ServedFile
+
 STOP_FILE = "stop"
 ROLLBACK_FILE = "rollback"
 LOOK_EVERY_S = 1.0
@@ -68,10 +70,18 @@ def read_stop(folder: Path) -> StopOrder | None:
 
 
 def goes_back(folder: Path) -> bool:
-    """Whether the run has been told to go back to an older version, and is not there yet."""
+    """Whether the run has been told to go back to an older version, and is not there yet. Raises
+    EngineUnavailable for a damaged RUN/served.json.
+    """
+    if (folder / ROLLBACK_FILE).exists():
+        return True
     order = read_stop(folder)
-    is_ordered = order is not None and order.serve_version is not None
-    return is_ordered or (folder / ROLLBACK_FILE).exists()
+    if order is None or order.serve_version is None:
+        return False
+    # The order keeps its version. With adapters, the file says when that one serves; without them,
+    # the version is taken out of the order.
+    served = ServedFile(folder).current()
+    return served is None or served.label != str(order.serve_version)
 
 
 def why_stopped(folder: Path) -> str | None:
