@@ -7,7 +7,8 @@ about 200 tokens, and the proxy extends the ids of the turn before. Beside it, i
 conversation, the agent changes its system prompt with each turn (a clock), so the proxy renders and
 stores all of it again. Turns of both alternate; engine, proxy and agent are processes of their own.
 The figure is the proxy's processor time per turn, parsing the request and writing the store
-included.
+included. What parsing alone costs is that of the same request with a temperature that is refused:
+it is read and checked, and goes no further.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rollout_bridge.rendering.rendering import Rendering
 NEW_TOKENS = 200
 REPLY_TOKENS = 16
 KINDS = ("extended", "whole")
+PARSED = "parsed"
 _AT_A_TIME = 4
 """Turns between two looks at the clock, which counts in hundredths of a second."""
 
@@ -48,21 +50,31 @@ class Conversation:
     async def turn(self, session: aiohttp.ClientSession, url: str, text: str) -> None:
         """Send `text` after everything so far, and keep the reply. Raises RuntimeError."""
         self.num_turns += 1
+        self.messages.append({"role": "user", "content": text})
+        said = await self._post(session, url, expected=200)
+        self.messages.append(said["choices"][0]["message"])
+
+    async def refused(self, session: aiohttp.ClientSession, url: str) -> None:
+        """Send everything so far with a temperature that no model has. Raises RuntimeError."""
+        await self._post(session, url, expected=400, temperature=9.0)
+
+    async def _post(
+        self, session: aiohttp.ClientSession, url: str, *, expected: int, **more: Any
+    ) -> Any:
         clock = f" It is {self.num_turns} o'clock." if self.has_clock else ""
         system = {"role": "system", "content": f"You are helpful.{clock}"}
-        self.messages.append({"role": "user", "content": text})
         body = {
             "model": MODEL_NAME,
             "messages": [system, *self.messages],
             "max_tokens": REPLY_TOKENS + 1,
         }
         async with session.post(
-            f"{url}/v1/chat/completions", data=orjson.dumps(body), headers=HEADERS
+            f"{url}/v1/chat/completions", data=orjson.dumps(body | more), headers=HEADERS
         ) as response:
             said = orjson.loads(await response.read())
-            if response.status != 200:
+            if response.status != expected:
                 raise RuntimeError(f"{response.status}: {said}")
-        self.messages.append(said["choices"][0]["message"])
+        return said
 
 
 def main() -> None:
@@ -87,44 +99,58 @@ def run(lengths: Sequence[int], turns: int) -> dict[str, list[float]]:
     ids = (*(word * REPLY_TOKENS)[:REPLY_TOKENS], rendering.stop_token_ids[0])
     per_word = rendering.count_tokens(" ".join(["sun"] * 1000)) / 1000
     script = Script(reply_ids=ids, first_s=0.005, pace_s=0.001)
-    costs: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    costs: dict[str, list[float]] = {kind: [] for kind in (*KINDS, PARSED)}
     with served(script, str(LAB_MODEL), renderer) as where:
         for length in track(lengths, description="histories"):
             found = uvloop.run(_measure(where, round(length / per_word), per_word, turns))
-            for kind in KINDS:
-                costs[kind].append(found[kind])
+            for kind, cost_ms in found.items():
+                costs[kind].append(cost_ms)
     return costs
 
 
 async def _measure(where: Served, words: int, per_word: float, turns: int) -> dict[str, float]:
     proxy = psutil.Process(where.proxy_pid)
     new = " ".join(["moon"] * round(NEW_TOKENS / per_word))
-    taken: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    taken: dict[str, list[float]] = {kind: [] for kind in (*KINDS, PARSED)}
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         talks = {kind: Conversation(has_clock=kind == "whole") for kind in KINDS}
+
+        async def take(kind: str, number: int) -> None:
+            for part in range(_AT_A_TIME):
+                if kind == PARSED:
+                    await talks["extended"].refused(session, where.proxy_url)
+                else:
+                    text = f"{kind} {words} {number} {part} {new}"
+                    await talks[kind].turn(session, where.proxy_url, text)
+
         for kind, talk in talks.items():
             await talk.turn(session, where.proxy_url, f"{kind} {words} " + "sun " * words)
             await talk.turn(session, where.proxy_url, "What of it?")
         for number in range(turns):
-            for kind, talk in talks.items():
+            for kind, found in taken.items():
                 before = sum(proxy.cpu_times()[:2])
-                for part in range(_AT_A_TIME):
-                    text = f"{kind} {words} {number} {part} {new}"
-                    await talk.turn(session, where.proxy_url, text)
-                taken[kind].append(1000 * (sum(proxy.cpu_times()[:2]) - before) / _AT_A_TIME)
+                await take(kind, number)
+                found.append(1000 * (sum(proxy.cpu_times()[:2]) - before) / _AT_A_TIME)
     return {kind: statistics.median(found) for kind, found in taken.items()}
 
 
 def report(lengths: Sequence[int], costs: dict[str, list[float]]) -> str:
     """The figures as a table."""
-    lines = ["processor time of the proxy per turn of 200 new tokens"]
-    lines.append(f"{'history':>8} {'extended':>12} {'rendered whole':>16} {'of whole':>10}")
+    lines = ["processor time of the proxy per turn of 200 new tokens, in milliseconds"]
+    names = ("extended", "rendered whole", "parsed alone")
+    lines.append(f"{'history':>8} " + " ".join(f"{name:>15}" for name in (*names, "of whole")))
     for place, length in enumerate(lengths):
-        one, other = (costs[kind][place] for kind in KINDS)
-        lines.append(f"{length:>8} {one:>9.1f} ms {other:>13.1f} ms {one / other:>9.2f}")
-    ratio = costs["extended"][-1] / costs["extended"][0]
-    lines.append(f"a turn after {lengths[-1]} tokens costs {ratio:.2f} of one after {lengths[0]}")
+        found = [costs[kind][place] for kind in (*KINDS, PARSED)]
+        shown = " ".join(f"{cost:>15.1f}" for cost in found)
+        lines.append(f"{length:>8} {shown} {found[0] / found[1]:>15.2f}")
+    extended, parsed = costs["extended"], costs[PARSED]
+    ratio = extended[-1] / extended[0]
+    beyond = (extended[-1] - parsed[-1]) / (extended[0] - parsed[0])
+    lines.append(
+        f"a turn after {lengths[-1]} tokens costs {ratio:.2f} of one after {lengths[0]}, "
+        f"{beyond:.2f} beyond parsing the request"
+    )
     return "\n".join(lines)
 
 

@@ -34,7 +34,8 @@ WHOLE_RUNS = ("reliability", "integration", "step")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of `LONG` first; each file's tests as they stand.
+    """Files of `LONG` first, and among whole runs the attacks last, which are many and short; each
+    file's tests as they stand.
 
     Raises UsageError for a test that nothing in run.sh runs.
     """
@@ -42,7 +43,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if lost:
         raise pytest.UsageError(f"run.sh looks for tests with these marks elsewhere: {lost}")
     places = {folder: place for place, folder in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.parent.name, len(LONG)))
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        folder = places.get(item.path.parent.name, len(LONG))
+        return folder, item.path.name.startswith("test_attacks_")
+
+    items.sort(key=place)
 
 
 def _is_lost(item: pytest.Item) -> bool:
