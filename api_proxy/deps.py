@@ -10,7 +10,7 @@ from typing import Any
 
 from api_proxy.config import ProxyConfig
 from api_proxy.generation import GeneratingEngine
-from api_proxy.measured import Curves, HintVersion
+from api_proxy.pages.measured import Curves, HintVersion
 from api_proxy.sharing.sharing import Sharing
 from records.reading.waiting_limits import WaitingLimits
 from records.store import Store

@@ -22,11 +22,10 @@ from typing import Any
 
 import aiohttp
 import orjson
-import psutil
 import uvloop
 from rich.progress import track
 
-from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, Served, served
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, Served, cpu_s, served
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
@@ -36,7 +35,7 @@ REPLY_TOKENS = 16
 KINDS = ("extended", "whole")
 PARSED = "parsed"
 _AT_A_TIME = 4
-"""Turns between two looks at the clock, which counts in hundredths of a second."""
+"""Turns between two looks at the clock: what follows an answer may fall into the next turn."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,7 +108,6 @@ def run(lengths: Sequence[int], turns: int) -> dict[str, list[float]]:
 
 
 async def _measure(where: Served, words: int, per_word: float, turns: int) -> dict[str, float]:
-    proxy = psutil.Process(where.proxy_pid)
     new = " ".join(["moon"] * round(NEW_TOKENS / per_word))
     taken: dict[str, list[float]] = {kind: [] for kind in (*KINDS, PARSED)}
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
@@ -129,9 +127,9 @@ async def _measure(where: Served, words: int, per_word: float, turns: int) -> di
             await talk.turn(session, where.proxy_url, "What of it?")
         for number in range(turns):
             for kind, found in taken.items():
-                before = sum(proxy.cpu_times()[:2])
+                before = cpu_s(where.proxy_pid)
                 await take(kind, number)
-                found.append(1000 * (sum(proxy.cpu_times()[:2]) - before) / _AT_A_TIME)
+                found.append(1000 * (cpu_s(where.proxy_pid) - before) / _AT_A_TIME)
     return {kind: statistics.median(found) for kind, found in taken.items()}
 
 

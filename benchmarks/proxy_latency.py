@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import statistics
 import time
@@ -26,7 +27,15 @@ import orjson
 import psutil
 import uvloop
 
-from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, SYSTEM, percentile, served
+from benchmarks.proxy_processes import (
+    HEADERS,
+    LAB_MODEL,
+    MODEL_NAME,
+    SYSTEM,
+    cpu_s,
+    percentile,
+    served,
+)
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
@@ -162,24 +171,18 @@ class CpuMeter:
     """Measures from its creation to `read`."""
 
     def __init__(self, pids: dict[str, int | None]) -> None:
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+        self._pids = {name: os.getpid() if pid is None else pid for name, pid in pids.items()}
         self._start = time.monotonic()
-        self._before = {name: _cpu_s(process) for name, process in self._processes.items()}
+        self._before = {name: cpu_s(pid) for name, pid in self._pids.items()}
         psutil.cpu_percent()
 
     def read(self) -> CpuShare:
         """The shares since the start."""
         total_s = (time.monotonic() - self._start) * (psutil.cpu_count() or 1)
         used = {
-            name: (_cpu_s(process) - self._before[name]) / total_s
-            for name, process in self._processes.items()
+            name: (cpu_s(pid) - self._before[name]) / total_s for name, pid in self._pids.items()
         }
         return CpuShare(processes=used, machine=psutil.cpu_percent() / 100)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def report(measured: Measured, cpu: CpuShare) -> str:

@@ -22,7 +22,7 @@ import psutil
 import uvloop
 
 from benchmarks.proxy_processes import HEADERS as CONTENT
-from benchmarks.proxy_processes import LAB_MODEL, SYSTEM
+from benchmarks.proxy_processes import LAB_MODEL, SYSTEM, cpu_s
 from benchmarks.scripted_engine import Script
 from benchmarks.scripted_engine import serve as serve_scripted
 from opd.run import config as run_config
@@ -122,7 +122,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _cpu_s(pid: int) -> float:
-    return sum(sum(one.cpu_times()[:2]) for one in _family(pid))
+    return sum(cpu_s(one.pid) for one in _family(pid))
 
 
 def memory_mib(pid: int) -> float:

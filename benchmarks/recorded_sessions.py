@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from opd.replay.importing import ImportSettings, prepare_session
-from opd.replay.reading import read_recordings
-from opd.replay.recorded import RecordedSession
+from opd.replay.recordings.reading import read_recordings
+from opd.replay.recordings.recorded import RecordedSession
 from opd.replay.run_replay import DEFAULTS, LAB_MODEL
 from opd.run import config as run_config
 from opd.run.config import RunConfig

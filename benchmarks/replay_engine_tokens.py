@@ -36,10 +36,10 @@ from benchmarks.shared_prefill import Tap, embedded_engine
 from judge.config import JudgeConfig
 from judge.worker import JudgeWorker
 from opd.replay.importing import SCOPE, prepare_session
-from opd.replay.reading import read_recordings
-from opd.replay.recorded import RecordedSession
+from opd.replay.recordings.reading import read_recordings
+from opd.replay.recordings.recorded import RecordedSession
+from opd.replay.recordings.votes import Votes, read_votes
 from opd.replay.run_replay import LAB_MODEL
-from opd.replay.votes import Votes, read_votes
 from opd.run.config import RunConfig
 from records.config import StoreConfig
 from records.names import TurnState

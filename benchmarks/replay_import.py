@@ -30,8 +30,8 @@ from sqlalchemy.engine import make_url
 from benchmarks.recorded_sessions import import_settings, replay_config
 from benchmarks.store_writes import postgresql_database
 from opd.replay.importing import ImportSettings, prepare_session
-from opd.replay.reading import read_recordings
-from opd.replay.recorded import RecordedSession
+from opd.replay.recordings.reading import read_recordings
+from opd.replay.recordings.recorded import RecordedSession
 from opd.replay.taking_in import ImportReport, take_in
 from records.config import StoreConfig
 from records.privacy.redaction import Redactor

@@ -37,7 +37,7 @@ from benchmarks.own_agent.table import markdown
 from benchmarks.proxy_processes import LAB_MODEL, percentile, served
 from benchmarks.scripted_engine import Script
 from benchmarks.store_writes import next_turn, postgresql_database, score_of, verdict_of
-from opd.report.status import status_line
+from opd.report.terminal.status import status_line
 from records.care.housekeeping import Housekeeping
 from records.care.verify import verify_database
 from records.config import StoreConfig

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import aiohttp
 import orjson
-import psutil
 import uvloop
 from rich.progress import track
 
-from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, Served, served
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, MODEL_NAME, Served, cpu_s, served
 from benchmarks.scripted_engine import Script
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
@@ -65,19 +64,18 @@ async def num_pieces(session: aiohttp.ClientSession, url: str, length: int, numb
 
 async def measure(where: Served, length: int) -> Cost:
     """Measure streams one after another."""
-    proxy = psutil.Process(where.proxy_pid)
     number = max(TOKENS_AT_LEAST // length, 1)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         # Do not count work that only a proxy's first request does.
         await num_pieces(session, where.proxy_url, 2, 0)
-        before = sum(proxy.cpu_times()[:2])
+        before = cpu_s(where.proxy_pid)
         pieces = 0
         for place in range(number):
             pieces += await num_pieces(session, where.proxy_url, length, place)
-        cpu_s = sum(proxy.cpu_times()[:2]) - before
+        taken_s = cpu_s(where.proxy_pid) - before
     tokens = number * length
-    return Cost(us=1e6 * cpu_s / tokens, tokens_per_piece=tokens / pieces)
+    return Cost(us=1e6 * taken_s / tokens, tokens_per_piece=tokens / pieces)
 
 
 def report(lengths: Sequence[int], costs: dict[tuple[str, int], Cost]) -> str:

@@ -16,8 +16,8 @@ from judge.metrics import HintMetrics
 from judge.verifier.worker import VerifierMetrics
 from judge.votes.capacity import Capacity
 from opd.guard.metrics import GuardMetrics
-from opd.report.run_figures import RunFigures, _families
-from opd.report.trainer_metrics import TrainerMetrics
+from opd.report.metrics.run_figures import RunFigures, _families
+from opd.report.metrics.trainer_metrics import TrainerMetrics
 from records.hints.types import HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store

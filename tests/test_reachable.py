@@ -19,7 +19,7 @@ SCRIPTS = "records.migrations"
 
 ALLOWED: dict[str, str] = {
     "records.reading.explaining.Explanation": "printed whole, as JSON",
-    "api_proxy.measured.HintVersion": "written whole into a reply",
+    "api_proxy.pages.measured.HintVersion": "written whole into a reply",
     "api_proxy.pages.tokens.Signal": "shown by a template",
     "api_proxy.pages.training._Drawn": "shown by a template",
     "opd.evaluation.gap.Gap": "written whole into a report",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup, escape
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from api_proxy.pages.words import seen
 
 WIDTH, HEIGHT = 520, 240

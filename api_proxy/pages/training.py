@@ -14,7 +14,7 @@ from pydantic import Field
 
 from api_proxy.access.callers import caller_of
 from api_proxy.errors import ApiError, invalid
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from api_proxy.pages.plots import RUN_LINES, series_names, svg
 from api_proxy.pages.rendering import json_reply, page
 from api_proxy.routes.hints_api import answered

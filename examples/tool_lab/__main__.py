@@ -108,7 +108,7 @@ def judge(
     def start() -> None:
         from examples.tool_lab.controls import rewrite_for
         from examples.tool_lab.lab_config import LabConfig
-        from opd.processes.judge_role import run_judge
+        from opd.processes.roles.judge_role import run_judge
 
         mode = LabConfig.model_validate({"hints": hints}).hints
         run_judge(config_file(run), overrides or [], exit_with_parent, rewrite_for(mode))

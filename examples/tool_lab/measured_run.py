@@ -18,8 +18,8 @@ from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState, learn
 from examples.tool_lab.terminal import LearningProgress
 from opd.processes.run import Run
-from opd.report.log_notices import notices_said
-from opd.report.progress import ProgressBar
+from opd.report.terminal.log_notices import notices_said
+from opd.report.terminal.progress import ProgressBar
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig
 from records.store import Store

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from examples.tool_lab.evaluate import OTHER_SKILLS, Rate, worst_success
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from examples.tool_lab.lab_config import LabConfig
 from examples.tool_lab.learning import LearningState
-from opd.report.progress import ProgressBar
+from opd.report.terminal.progress import ProgressBar
 from records.names import TurnState
 
 

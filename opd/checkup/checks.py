@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opd.models.folder import check_model
-from opd.processes.proxy_workers import workers_warnings
+from opd.processes.roles.proxy_workers import workers_warnings
 from opd.processes.run import CALIBRATION_FILE
 from opd.processes.supervisor import listen_problem
 from opd.run.config import RunConfig

@@ -10,7 +10,7 @@ from typing import Any
 from opd.checkup.checks import Check, check_machine
 from opd.commands.doctor_overview import overview, overview_lines
 from opd.processes.answering import answers
-from opd.processes.judge import judge_config
+from opd.processes.roles.judge import judge_config
 from opd.run import config as run_config
 from opd.run import recipe
 from opd.run.config import RunConfig

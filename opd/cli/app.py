@@ -100,7 +100,7 @@ def train(
     """Run only the embedded trainer, on the store of a run."""
 
     def start() -> None:
-        from opd.processes.trainer_role import run_trainer
+        from opd.processes.roles.trainer_role import run_trainer
 
         run_trainer(config_file(run), overrides or [], exit_with_parent)
 
@@ -114,7 +114,7 @@ def judge(
     """Run only the judge and scoring workers, on the store of a run."""
 
     def start() -> None:
-        from opd.processes.judge_role import run_judge
+        from opd.processes.roles.judge_role import run_judge
 
         run_judge(config_file(run), overrides or [], exit_with_parent)
 
@@ -134,7 +134,7 @@ def proxy(
     """Run only the OpenAI-compatible endpoint."""
 
     def start() -> None:
-        from opd.processes.proxy_role import run_proxy
+        from opd.processes.roles.proxy_role import run_proxy
 
         run_proxy(config_file(run), overrides or [], exit_with_parent, worker)
 
@@ -151,7 +151,7 @@ def engine(
     """Run one embedded engine."""
 
     def start() -> None:
-        from opd.processes.engine import run_engine
+        from opd.processes.roles.engine import run_engine
 
         run_engine(config_file(run), role, overrides or [], exit_with_parent)
 

@@ -17,7 +17,7 @@ from uuid import uuid4
 from sqlalchemy.engine import make_url
 
 from opd.commands.near_names import did_you_mean
-from opd.report.at_work import at_work
+from opd.report.terminal.at_work import at_work
 from opd.run import config as run_config
 from opd.run.recorded_run import load_recorded
 from records.care.backup import BackupFile, take

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.evaluation import recorded, recorded_results, task_results
 from opd.evaluation.asked import EvalOptions
 from opd.evaluation.attempts import ServedPolicy, SuiteCounts, count_passes, sample_on
@@ -30,9 +30,9 @@ from opd.evaluation.served import frozen_engine, load, policy_engine
 from opd.evaluation.task_results import TaskResults
 from opd.evaluation.tasks import TaskSuite
 from opd.evaluation.weights import VersionWeights
-from opd.processes.teacher_check import check_teachers
+from opd.processes.roles.teacher_check import check_teachers
 from opd.report.page import Table
-from opd.report.progress import ProgressBar
+from opd.report.terminal.progress import ProgressBar
 from opd.run.config import RunConfig
 from records.store import Store
 from records.types import Ids, TurnRecord

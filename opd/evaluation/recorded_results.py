@@ -6,7 +6,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.evaluation.recorded import WinRate
 from opd.evaluation.task_results import estimate_json, shown
 from opd.report.page import Table

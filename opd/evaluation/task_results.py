@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.evaluation.figures.beta_binomial import Fit
 from opd.evaluation.figures.estimates import AdaptivePasses, Paired, Passes
 from opd.evaluation.figures.pass_at_k import mean_pass_at_k

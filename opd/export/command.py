@@ -22,8 +22,8 @@ from opd.export.jsonl import encode
 from opd.export.request import Dataset, ExportRequest
 from opd.export.rows import FORMAT, VERSION
 from opd.export.taught import Taught, asking
-from opd.processes.judge import judge_config
-from opd.report.progress import ProgressBar
+from opd.processes.roles.judge import judge_config
+from opd.report.terminal.progress import ProgressBar
 from opd.run.config import RunConfig
 from opd.run.recorded_run import load_recorded
 from records.care.housekeeping import Backup, Housekeeping

@@ -19,7 +19,7 @@ from opd.run.config import RunConfig
 from records.database.private_files import UMASK, tighten_run
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(request)s%(message)s"
-"""Read again by `opd.report.log_notices`."""
+"""Read again by `opd.report.terminal.log_notices`."""
 
 _WHILE_IMPORTING = (50_000, 20, 20)
 """Libraries make objects by the hundred thousand while they are imported, and those stay. Looking

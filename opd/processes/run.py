@@ -15,10 +15,10 @@ import os
 from pathlib import Path
 
 from opd.processes.answering import answers
-from opd.processes.proxy_workers import start_endpoint
 from opd.processes.remote_engine import Role, check_engine
+from opd.processes.roles.proxy_workers import start_endpoint
 from opd.processes.supervisor import Patience, Supervisor
-from opd.report.at_work import at_work
+from opd.report.terminal.at_work import at_work
 from opd.run import config as run_config
 from opd.run.config import EngineConfig, RunConfig
 from rollout_bridge.engine.keys import ensure_key_file

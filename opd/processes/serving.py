@@ -17,14 +17,14 @@ from rich.console import Console
 from opd.commands.keys import refuse_open_door
 from opd.plan.said import serve_line
 from opd.processes.beginning import log_to
-from opd.processes.proxy_workers import workers_warnings
+from opd.processes.roles.proxy_workers import workers_warnings
 from opd.processes.run import Run
 from opd.rehearsal.saying import LearningLine
-from opd.report.at_work import LINE_EVERY_S
-from opd.report.held import held_line
-from opd.report.log_notices import LogNotices, say_notices
-from opd.report.status import status_line
-from opd.report.step_lines import StepLines
+from opd.report.terminal.at_work import LINE_EVERY_S
+from opd.report.terminal.held import held_line
+from opd.report.terminal.log_notices import LogNotices, say_notices
+from opd.report.terminal.status import status_line
+from opd.report.terminal.step_lines import StepLines
 from opd.run import config as run_config
 from opd.run import recipe
 from opd.run.checks import run_warnings

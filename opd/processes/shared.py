@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opd.rehearsal.saying import LearningLine
-from opd.report.at_work import LINE_EVERY_S
-from opd.report.held import held_line
-from opd.report.status import status_line
+from opd.report.terminal.at_work import LINE_EVERY_S
+from opd.report.terminal.held import held_line
+from opd.report.terminal.status import status_line
 from opd.run.config import EngineConfig, RunConfig
 from records.store import Store
 from trainer.model.model_config import model_vocab_size

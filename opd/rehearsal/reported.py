@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigures
 from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from opd.replay.recorded import ImportProblem, Problem, RecordedSession, RecordedTurn
+from opd.replay.recordings.recorded import ImportProblem, Problem, RecordedSession, RecordedTurn
 from records.messages import Message, path_ids
 from records.names import DropReason, TurnType
 from records.privacy.redaction import Redactor

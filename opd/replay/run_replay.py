@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from opd.replay.modes import ReplayMode
-from opd.replay.reading import check_recordings
+from opd.replay.recordings.reading import check_recordings
 from opd.run import config as run_config
 from opd.run import recipe
 from opd.run.defaults import resolve

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from opd.replay.modes import ReplayMode
 from opd.replay.taking_in import ImportReport
-from opd.report.progress import Bar, ProgressBars
+from opd.report.terminal.progress import Bar, ProgressBars
 from records.names import TurnState
 from records.reading.replay_status import ReplayStatus
 

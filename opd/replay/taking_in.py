@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from opd.replay.importing import SCOPE, ImportSettings, PreparedImport, prepare_session, session_key
-from opd.replay.reading import read_recordings
-from opd.replay.recorded import ImportProblem, Problem, RecordedSession
-from opd.replay.votes import Votes, read_votes
+from opd.replay.recordings.reading import read_recordings
+from opd.replay.recordings.recorded import ImportProblem, Problem, RecordedSession
+from opd.replay.recordings.votes import Votes, read_votes
 from records.reading.replaying import ImportedSession, PreparedSession
 from records.store import Store
 from records.turns.turn_writes import PreparedTurn

@@ -25,8 +25,8 @@ from opd.replay.modes import ReplayMode
 from opd.replay.show import ReplayProgress
 from opd.replay.taking_in import ImportReport, take_in
 from opd.report.curves import metric_rows
-from opd.report.log_notices import notices_said
 from opd.report.run_summary import run_summary
+from opd.report.terminal.log_notices import notices_said
 from opd.run import config as run_config
 from opd.run.checks import run_warnings
 from opd.run.config import RunConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.rehearsal.reported import learning_curves
 from rollout_bridge.guard.checks import read_checks
 from rollout_bridge.rehearsal.last_line import METRICS_FILE

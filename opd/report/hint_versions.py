@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from api_proxy.measured import HintVersion
+from api_proxy.pages.measured import HintVersion
 from rollout_bridge.rehearsal.journal import FILE, VersionRow
 
 _MOST_BYTES = 4 * 2**20

@@ -17,8 +17,8 @@ from pathlib import Path
 from jinja2 import FileSystemLoader
 from markupsafe import Markup
 
-from api_proxy.measured import Curve
 from api_proxy.pages.login_routes import FILES
+from api_proxy.pages.measured import Curve
 from api_proxy.pages.plots import svg
 from api_proxy.pages.rendering import environment_of
 from api_proxy.pages.tokens import Signal, coloured

@@ -13,7 +13,7 @@ from typing import Any
 
 from opd.rehearsal.reported import objections_per_100
 from opd.rehearsal.saying import MOST_HINTS
-from opd.report.held import held_summary
+from opd.report.terminal.held import held_summary
 from records.hints.types import Hint
 from records.lessons.names import LessonKind
 from records.reading.drop_words import DROP_WORDS, LESSON_WORDS

@@ -17,9 +17,9 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from opd.commands.doctor_overview import told_streaks
-from opd.report.log_notices import LogNotices
-from opd.report.metrics_file import FOLDER
-from opd.report.run_figures import RunFigures, read_figures
+from opd.report.metrics.metrics_file import FOLDER
+from opd.report.metrics.run_figures import RunFigures, read_figures
+from opd.report.terminal.log_notices import LogNotices
 from opd.run.config import RunConfig
 from opd.run.recorded_run import load_recorded
 from records.hints.types import HintStatus, RehearsalBlock

@@ -18,7 +18,7 @@ from fastapi import FastAPI
 
 from api_proxy.app import ProxyDeps, create_app
 from api_proxy.config import ProxyConfig
-from api_proxy.measured import Curves
+from api_proxy.pages.measured import Curves
 from records.store import Store
 from records.types import TurnRecord
 from rollout_bridge.config import RendererConfig

@@ -26,7 +26,7 @@ HEAVY = {"torch", "transformers", "peft", "pandas", "pyarrow", "matplotlib"}
 START = """
 import sys, opd.cli.app
 from pathlib import Path
-from opd.processes import judge_role, proxy_role
+from opd.processes.roles import judge_role, proxy_role
 role = judge_role if sys.argv[1] == "run_judge" else proxy_role
 getattr(role, sys.argv[1])(Path(sys.argv[2]), [], False)
 """

@@ -37,7 +37,7 @@ from rollout_bridge.scoring.policy_scores import PolicyScorer
 from rollout_bridge.scoring.scoring import ScoringWorker
 from tests.examples.shipped import MODEL
 from tests.integration.test_tokens_end_to_end import converse, door, recorded_turns
-from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, answered_recordings
+from tests.opd.replay.recording_files import AIRLINE, AIRLINE_VOTES, answered_recordings
 
 ROOT = Path(__file__).parents[2]
 JUDGE = JudgeConfig(

@@ -25,7 +25,7 @@ from opd.run.config import RunConfig, merge
 from opd.run.defaults import resolve, single_machine
 from records.names import TurnState
 from records.store import Store
-from tests.opd.replay.recordings import lab_recordings
+from tests.opd.replay.recording_files import lab_recordings
 
 ROOT = Path(__file__).parents[2]
 YES = "It shows.\n\\boxed{1}\n[HINT_START]\nGive temperatures in Celsius.\n[HINT_END]"

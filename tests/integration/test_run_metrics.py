@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from opd.report.metrics_file import write_metrics
-from opd.report.run_figures import RunCollector
+from opd.report.metrics.metrics_file import write_metrics
+from opd.report.metrics.run_figures import RunCollector
 from opd.run import config as run_config
 from opd.run.config import RunConfig
 from opd.run.defaults import resolve, single_machine

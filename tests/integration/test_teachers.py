@@ -13,7 +13,7 @@ from pyarrow import parquet
 from examples.tool_lab.run_lab import MODEL
 from opd.run import config as run_config
 from records.store import Store
-from tests.opd.replay.recordings import lab_recordings
+from tests.opd.replay.recording_files import lab_recordings
 from tests.records.looking import list_turns
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from examples.tool_lab.run_lab import LAB_VALUES, MODEL
-from opd.processes.proxy_workers import Worker, open_workers
+from opd.processes.roles.proxy_workers import Worker, open_workers
 from opd.processes.run import Run
 from opd.run.config import RunConfig, merge
 from opd.run.defaults import resolve, single_machine

@@ -23,9 +23,9 @@ from records.database import fail_points
 
 PRELOADED = (
     "opd.cli.app",
-    "opd.processes.judge_role",
-    "opd.processes.proxy_role",
-    "opd.processes.trainer_role",
+    "opd.processes.roles.judge_role",
+    "opd.processes.roles.proxy_role",
+    "opd.processes.roles.trainer_role",
     "trainer.step.loop",
     "rollout_bridge.rendering.calibration_texts",
     "opd.replay.work",

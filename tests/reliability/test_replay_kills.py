@@ -26,7 +26,7 @@ from opd.run import config as run_config
 from records.names import TurnState
 from records.store import Store
 from tests.contract.engine_process import embedded_engine
-from tests.opd.replay.recordings import lab_recordings
+from tests.opd.replay.recording_files import lab_recordings
 from tests.records.looking import list_turns, votes_of
 from tests.reliability.forked import Forked, ForkServer
 from tests.reliability.lab import MODEL

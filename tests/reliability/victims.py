@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from api_proxy.sharing.sharing import process_name
-from opd.processes.proxy_workers import Worker
+from opd.processes.roles.proxy_workers import Worker
 from opd.processes.supervisor import tail
 from records.hints.rows import HintRow
 from records.lessons.rows import LessonRow

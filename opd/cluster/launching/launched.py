@@ -27,15 +27,15 @@ from opd.cluster.plan import LaunchPlan, engine_overrides, plan_again
 from opd.cluster.show import draw, wrap
 from opd.commands.keys import refuse_open_door
 from opd.processes.answering import answers
-from opd.processes.proxy_workers import start_endpoint
+from opd.processes.roles.proxy_workers import start_endpoint
 from opd.processes.serving import until_stopped
 from opd.processes.supervisor import Supervisor
 from opd.report.cluster_steps import ClusterSteps
 from opd.report.curves import metric_rows
 from opd.report.health import said_warnings
-from opd.report.held import held_line
 from opd.report.run_report import write_run_report
-from opd.report.status import status_line
+from opd.report.terminal.held import held_line
+from opd.report.terminal.status import status_line
 from opd.run import config as run_config
 from records.database.private_files import private_folder
 from records.errors import StoreError, StoreUnavailable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from api_proxy.measured import Curve
+from api_proxy.pages.measured import Curve
 from opd.replay.comparison.values import Comparison, Figures, ReplayedTurn, TurnDifference
 from opd.replay.comparison.words import facts, number, table
 from opd.report.page import write_report

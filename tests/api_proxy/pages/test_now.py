@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from api_proxy.access.callers import tenant_scope
 from api_proxy.pages import now
-from opd.report.metrics_file import write_metrics
+from opd.report.metrics.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.command import with_health
 from opd.status.facts import read_now

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from api_proxy.measured import Curve, Curves
+from api_proxy.pages.measured import Curve, Curves
 from api_proxy.pages.plots import HEIGHT, WIDTH, series_names, svg
 from opd.report.curves import RunCurves
 from records.store import Store

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
-from opd.replay.formats.export import read_export
 from opd.replay.importing import ImportSettings, prepare_session
-from opd.replay.recorded import Problem, RecordedSession, RecordedTurn
+from opd.replay.recordings.formats.export import read_export
+from opd.replay.recordings.recorded import Problem, RecordedSession, RecordedTurn
 from records.feedback.feedback import Feedback
 from records.names import DropReason, TurnState, TurnType
 from records.store import Store

@@ -13,8 +13,8 @@ from examples.tool_lab.run_lab import MODEL
 from judge.votes.context import estimate_tokens
 from opd.cluster.flag_check import REPOSITORY
 from opd.cluster.launching.prepare import resolve as resolve_cluster
-from opd.processes.judge import judge_config, judge_counter
-from opd.processes.judge_role import freshness_of, side_sampler_of
+from opd.processes.roles.judge import judge_config, judge_counter
+from opd.processes.roles.judge_role import freshness_of, side_sampler_of
 from opd.processes.shared import client_of
 from opd.run.config import RunConfig
 from opd.run.defaults import resolve, single_machine

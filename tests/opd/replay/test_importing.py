@@ -20,7 +20,12 @@ from opd.replay.importing import (
     prepare_session,
     session_key,
 )
-from opd.replay.recorded import ImportProblem, RecordedSession, RecordedTokens, RecordedTurn
+from opd.replay.recordings.recorded import (
+    ImportProblem,
+    RecordedSession,
+    RecordedTokens,
+    RecordedTurn,
+)
 from opd.replay.taking_in import PROBLEMS_FILE, ImportReport, take_in
 from records.care.housekeeping import Housekeeping
 from records.config import RedactionConfig, StoreConfig
@@ -33,7 +38,7 @@ from records.turns.turn_writes import prepare
 from records.types import CapturedTurn, PolicyScore, Score, TurnRecord, Verdict
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import hinted_prompt_ids
-from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, read, write_lines
+from tests.opd.replay.recording_files import AIRLINE, AIRLINE_VOTES, read, write_lines
 from tests.records.builders import REPLY, a_session, a_turn
 from tests.records.builders import SCOPE as LIVE_SCOPE
 from tests.records.looking import list_turns

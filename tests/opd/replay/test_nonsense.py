@@ -13,12 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opd.replay.reading import detect_format, read_recordings
-from opd.replay.recorded import Problem, RecordedSession
-from opd.replay.votes import Votes, read_votes
+from opd.replay.recordings.reading import detect_format, read_recordings
+from opd.replay.recordings.recorded import Problem, RecordedSession
+from opd.replay.recordings.votes import Votes, read_votes
 from records.messages import path_ids
-from tests.opd.replay.formats import test_claude_code, test_export, test_openclaw, test_openclaw_rl
-from tests.opd.replay.recordings import AIRLINE, AIRLINE_VOTES, write_lines
+from tests.opd.replay.recording_files import AIRLINE, AIRLINE_VOTES, write_lines
+from tests.opd.replay.recordings.formats import (
+    test_claude_code,
+    test_export,
+    test_openclaw,
+    test_openclaw_rl,
+)
 
 FILES: dict[str, list[Any]] = {
     "openai-chat": [

@@ -14,7 +14,7 @@ import pytest
 from api_proxy.config import ProxyConfig
 from opd.replay.config import ReplayConfig
 from opd.replay.importing import SCOPE, ImportSettings, prepare_session
-from opd.replay.recorded import RecordedSession
+from opd.replay.recordings.recorded import RecordedSession
 from opd.replay.resampling import PolicyResampler, num_samples
 from records.care.housekeeping import Housekeeping
 from records.config import RedactionConfig, StoreConfig
@@ -28,7 +28,7 @@ from rollout_bridge.engine.errors import EngineUnavailable
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.scripted_engine import Line, ScriptedEngine
 from tests.examples.shipped import MODEL
-from tests.opd.replay.recordings import read, write_lines
+from tests.opd.replay.recording_files import read, write_lines
 from tests.records.looking import list_turns
 
 REDACTION = RedactionConfig(secrets="off", personal="off")

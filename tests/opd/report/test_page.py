@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from api_proxy.measured import Curve
 from api_proxy.pages.login_routes import FILES
+from api_proxy.pages.measured import Curve
 from api_proxy.pages.plots import svg
 from api_proxy.pages.tokens import Signal, signals_of
 from opd.report.curves import correction_curves, metric_rows, run_curves

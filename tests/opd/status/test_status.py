@@ -19,7 +19,7 @@ from api_proxy.pages.words import span
 from judge.metrics import HintMetrics
 from opd.cli.app import app
 from opd.report.curves import training_curves
-from opd.report.metrics_file import write_metrics
+from opd.report.metrics.metrics_file import write_metrics
 from opd.run import config as run_config
 from opd.status.facts import Endpoint, Now, Queue, read_run
 from opd.status.health import LATE_AFTER_S, SILENT_AFTER_S, findings

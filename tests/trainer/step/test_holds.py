@@ -11,7 +11,7 @@ import sys
 import pytest
 from pydantic import ValidationError
 
-from opd.report.held import held_line, held_summary
+from opd.report.terminal.held import held_line, held_summary
 from records.names import DropReason, TurnState
 from rollout_bridge.engine.hold_file import HoldFile, HoldOrder, HoldWriter
 from rollout_bridge.stop_order import StopOrder, order_stop

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from opd.processes.trainer_role import train_and_serve
+from opd.processes.roles.trainer_role import train_and_serve
 from records.names import DropReason, TurnState
 from records.store import Store
 from records.training.history_window import HistoryWindow

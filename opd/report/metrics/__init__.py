@@ -1,0 +1,1 @@
+"""A run's figures in Prometheus' form. Nothing is measured here."""
