@@ -8,7 +8,8 @@ is followed by the next of its conversation. They are opened evenly over the fir
 requests waits for admission. Engine, proxy and agents are processes of their own.
 The engine's schedule is known, so each piece of text has a due time: its token's place times the
 pace after the first token was due. It prints the errors, the proxy's memory after the first minute
-and at the end, and the delay of the pieces: p50 and p99 of the time that they came later than due.
+and at the end, what an open stream adds to it, and the delay of the pieces: p50 and p99 of the time
+that they came later than due.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from rollout_bridge.rendering.rendering import Rendering
 TOKENS = 120
 """Per reply: at one token per second a stream stays open for two minutes."""
 SAMPLE_EVERY_S = 2.0
+FIRST_S = 5.0
+"""Of a stream before all others: what it loads is not theirs."""
 SETTLED_S = 60.0
 """Memory is compared with what it was at this time."""
 
@@ -133,10 +136,14 @@ async def watch_memory(pid: int, seconds: float, measured: Measured) -> None:
 async def measure(setup: Setup, proxy_pid: int) -> Measured:
     """All agents at once."""
     measured = Measured()
-    deadline = time.monotonic() + setup.seconds
     timeout = aiohttp.ClientTimeout(total=None, sock_read=120)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
+        first: list[dict[str, Any]] = [
+            {"role": "user", "content": "What does a first request load?"}
+        ]
+        await one_stream(session, setup, first, time.monotonic() + FIRST_S)
+        deadline = time.monotonic() + setup.seconds
         await asyncio.gather(
             watch_memory(proxy_pid, setup.seconds, measured),
             *(agent(number, setup, session, measured, deadline) for number in range(setup.streams)),
@@ -160,6 +167,8 @@ def report(setup: Setup, measured: Measured) -> str:
         f"memory of the proxy: {settled / 2**20:.0f} MiB after {settled_s:.0f} s, "
         f"{last / 2**20:.0f} MiB at the end ({last / settled - 1:+.1%})"
     )
+    each = (settled - measured.memory[0][1]) / setup.streams / 2**10
+    lines.append(f"an open stream: {each:.0f} KiB more than before them")
     return "\n".join(lines)
 
 
