@@ -38,9 +38,9 @@ from aiohttp import web
 from rich.progress import track
 
 from benchmarks.proxy_latency import first_event_s, has_text
-from benchmarks.proxy_processes import percentile
+from benchmarks.proxy_processes import HEADERS, percentile
 from benchmarks.proxy_sides import (
-    HEADERS,
+    KEYED,
     MODEL,
     REPLY_TOKENS,
     ROOT,
@@ -52,12 +52,11 @@ from benchmarks.proxy_sides import (
     lab_rendering,
     memory_mib,
     reply,
-    run_engine,
+    start_engine,
     start_proxy,
     started,
     wait_for,
 )
-from benchmarks.scripted_engine import Script
 from opd.processes.supervisor import free_ports
 from rollout_bridge.rendering.rendering import Rendering
 
@@ -111,17 +110,8 @@ def main() -> None:
 
 def _setup(stack: ExitStack, folder: Path, rendering: Rendering, length: int) -> Setup:
     """All three in front of an engine whose replies have so many tokens."""
-    ids, texts = reply(rendering, length)
-    script = Script(
-        reply_ids=(*ids, rendering.stop_token_ids[0]),
-        texts=texts,
-        first_s=0.02,
-        pace_s=0.005,
-    )
-    engine_port, own_port, their_port, bare_port = free_ports(4)
-    engine = f"http://127.0.0.1:{engine_port}"
-    engine_pid = forked(stack, run_engine, script, engine_port)
-    wait_for(f"{engine}/health")
+    engine, engine_pid = start_engine(stack, rendering, length)
+    own_port, their_port, bare_port = free_ports(3)
     ours = start_proxy(stack, folder, engine, own_port)
     settings = folder / "litellm.yaml"
     settings.write_text(
@@ -240,7 +230,7 @@ async def _first_tokens_s(
                 return
             messages = [{"role": "user", "content": f"Tell story {next(numbers)}."}]
             body = {"model": MODEL, "messages": messages, "stream": True}
-            found.append(await first_event_s(session, url, body, has_text, HEADERS))
+            found.append(await first_event_s(session, url, body, has_text, KEYED))
 
     await asyncio.gather(*(ask() for _ in range(LISTENERS)))
     return found
@@ -253,7 +243,7 @@ async def _stream(
     body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens + 1}
     text = ""
     async with session.post(
-        f"{side.url}/chat/completions", data=orjson.dumps(body), headers=HEADERS
+        f"{side.url}/chat/completions", data=orjson.dumps(body), headers=KEYED
     ) as reply:
         if reply.status != 200:
             raise RuntimeError(f"{side.name}: {reply.status}: {(await reply.text())[:300]}")

@@ -89,7 +89,7 @@ def served(
         yield Served(
             engine_url=engine_url,
             proxy_url=proxy_url,
-            engine_pid=_started(stack, _run_engine, (script, engine_port), f"{engine_url}/health"),
+            engine_pid=_started(stack, run_engine, (script, engine_port), f"{engine_url}/health"),
             proxy_pid=_started(stack, _run_proxy, (plan,), f"{proxy_url}/readyz"),
         )
 
@@ -108,7 +108,8 @@ def cpu_s(pid: int) -> float:
     return sum(psutil.Process(pid).cpu_times()[:2])
 
 
-def _run_engine(script: Script, port: int) -> None:
+def run_engine(script: Script, port: int) -> None:
+    """Serve the scripted engine until the process ends."""
     uvloop.run(serve_scripted(script, "127.0.0.1", port))
 
 

@@ -21,10 +21,9 @@ import orjson
 import psutil
 import uvloop
 
-from benchmarks.proxy_processes import HEADERS as CONTENT
-from benchmarks.proxy_processes import LAB_MODEL, SYSTEM, cpu_s
+from benchmarks.proxy_processes import HEADERS, LAB_MODEL, SYSTEM, cpu_s, run_engine
 from benchmarks.scripted_engine import Script
-from benchmarks.scripted_engine import serve as serve_scripted
+from opd.processes.supervisor import free_ports
 from opd.run import config as run_config
 from opd.run.config import merge
 from opd.run.defaults import resolve, single_machine
@@ -40,7 +39,8 @@ REPLY_TOKENS = 16
 """Of a reply in a conversation."""
 REST_S = 0.3
 START_S = 120.0
-HEADERS = CONTENT | {"Authorization": "Bearer any"}
+KEYED = HEADERS | {"Authorization": "Bearer any"}
+"""With a client's key, which no side checks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +50,6 @@ class Side:
     name: str
     url: str
     pid: int
-
-
-def run_engine(script: Script, port: int) -> None:
-    """Serve the scripted engine until the process ends."""
-    uvloop.run(serve_scripted(script, "127.0.0.1", port))
 
 
 def start_proxy(stack: ExitStack, folder: Path, engine: str, port: int, workers: int = 1) -> int:
@@ -85,6 +80,19 @@ def reply(rendering: Rendering, length: int) -> tuple[tuple[int, ...], tuple[str
     return ids, tuple(rendering.decode([token]) for token in ids)
 
 
+def start_engine(stack: ExitStack, rendering: Rendering, length: int) -> tuple[str, int]:
+    """The address and pid of a scripted engine whose replies have so many tokens."""
+    ids, texts = reply(rendering, length)
+    script = Script(
+        reply_ids=(*ids, rendering.stop_token_ids[0]), texts=texts, first_s=0.02, pace_s=0.005
+    )
+    [port] = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    pid = forked(stack, run_engine, script, port)
+    wait_for(f"{url}/health")
+    return url, pid
+
+
 async def cost_us(
     side: Side, number: int, do: Callable[[Side], Awaitable[None]], at_once: int = AT_ONCE
 ) -> float:
@@ -107,9 +115,7 @@ async def conversation(session: aiohttp.ClientSession, side: Side, number: int) 
     for turn in range(TURNS):
         messages.append({"role": "user", "content": f"Question {turn} of conversation {number}."})
         body = orjson.dumps({"model": MODEL, "messages": messages, "max_tokens": REPLY_TOKENS + 1})
-        async with session.post(
-            f"{side.url}/chat/completions", data=body, headers=HEADERS
-        ) as reply:
+        async with session.post(f"{side.url}/chat/completions", data=body, headers=KEYED) as reply:
             said = orjson.loads(await reply.read())
             if reply.status != 200:
                 raise RuntimeError(f"{side.name}: {reply.status}: {said}")

@@ -32,15 +32,12 @@ from benchmarks.proxy_sides import (
     Side,
     conversation,
     cost_us,
-    forked,
     lab_rendering,
     memory_mib,
-    reply,
-    run_engine,
+    start_engine,
     start_proxy,
     wait_for,
 )
-from benchmarks.scripted_engine import Script
 from opd.processes.supervisor import free_ports
 from rollout_bridge.rendering.rendering import Rendering
 
@@ -58,16 +55,10 @@ def main() -> None:
 
 def _compared_workers(given: argparse.Namespace, rendering: Rendering) -> str:
     """One worker and several, in front of one engine."""
-    ids, texts = reply(rendering, REPLY_TOKENS)
-    script = Script(
-        reply_ids=(*ids, rendering.stop_token_ids[0]), texts=texts, first_s=0.02, pace_s=0.005
-    )
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engine_port, *ports = free_ports(3)
-        engine = f"http://127.0.0.1:{engine_port}"
-        forked(stack, run_engine, script, engine_port)
-        wait_for(f"{engine}/health")
+        engine, _ = start_engine(stack, rendering, REPLY_TOKENS)
+        ports = free_ports(2)
         sides = []
         for workers, port in zip((1, given.workers), ports, strict=True):
             of_side = folder / str(len(sides))

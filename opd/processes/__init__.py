@@ -1,1 +1,1 @@
-"""The processes of a run: what each does, and who starts, watches and stops them."""
+"""The processes of a run: who starts, watches and stops them. What each does is in roles/."""

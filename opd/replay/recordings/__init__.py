@@ -1,1 +1,1 @@
-"""Files of recorded sessions, and what they contain. It knows neither tokens nor the store."""
+"""Files of recorded sessions, and what they contain. It loads neither a tokenizer nor the store."""

@@ -1,1 +1,1 @@
-"""What a command prints while a run goes on: lines, warnings and progress bars. It only reads."""
+"""What a command prints while a run goes on: lines, warnings and progress bars."""
