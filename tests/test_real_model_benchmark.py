@@ -15,9 +15,9 @@ from benchmarks.real_model.wishes import (
     WISHES,
     Kind,
     Wish,
-    is_french,
-    is_numbered,
+    is_code,
     is_one_sentence,
+    is_poem,
     kind_of,
     new_request,
     wish_in,
@@ -31,8 +31,8 @@ from records.messages import Message
 ALL = pytest.mark.parametrize("wish", WISHES.values(), ids=WISHES)
 SHOWN = {
     "sentence": "It carries people over water.",
-    "steps": "1. Take an egg.\n2. Boil it.\n3. Eat it.",
-    "french": "Bonjour, merci pour le pain et les fleurs.",
+    "code": "Like this:\n\n```python\nboil(egg)\n```",
+    "poem": "A bridge of light,\na summer's day,\nmy words take flight\nand find their way.",
 }
 NOT_SHOWN = "Thank you. It is good of you to ask.\nI have been well."
 
@@ -52,13 +52,36 @@ def test_one_sentence_is_one(answer: str, is_whole: bool, expected: bool) -> Non
     assert is_one_sentence(answer, is_whole) is expected
 
 
-def test_steps_are_numbered_from_one_and_french_has_more_french_words() -> None:
-    assert is_numbered("Sure:\n\n1. **Take** it.\n2. Go.\n\n**3.** no\n3. Stop.", False)
-    assert not is_numbered("1. Take it.\n2. Go.", True)
-    assert not is_numbered("1. Take it. 2. Go. 3. Stop.", True)
-    assert is_french("Cher ami, je vous remercie pour votre aide.", True)
-    assert not is_french("Dear friend, thank you for the croissant and le pain.", True)
-    assert not is_french("Merci.", True)
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Sure:\n```python\nboil(egg)", True),
+        ("import eggs", True),
+        ("    def boil(egg):", True),
+        ("Then print(egg)", False),
+        ("Boil it.\nImport tea from China.", False),
+        ("from a shop", False),
+    ],
+)
+def test_code_is_fenced_or_begins_as_a_line_of_python(answer: str, expected: bool) -> None:
+    assert is_code(answer, True) is expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_whole", "expected"),
+    [
+        (SHOWN["poem"], True, True),
+        (f"Dear aunt,\n\n{SHOWN['poem']}", True, True),
+        (SHOWN["poem"], False, False),
+        (f"{SHOWN['poem']}\nThe", False, True),
+        ("Dear aunt,\nthank you for the bread.\nI liked it.\nYours", True, False),
+        ("I like your bread.\n" * 3, True, False),
+        ("word " * 13 + "\nA line of verse.\nA line of verse.\nA line of verse.", True, False),
+        ("", True, False),
+    ],
+)
+def test_a_poem_has_four_short_lines_together(answer: str, is_whole: bool, expected: bool) -> None:
+    assert is_poem(answer, is_whole) is expected
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

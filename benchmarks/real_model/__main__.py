@@ -1,6 +1,6 @@
 """Measure what is missing, print the table.
 
-    python -m benchmarks.real_model --weights lora full --wishes sentence steps french
+    python -m benchmarks.real_model --weights lora full --wishes sentence code poem
     python -m benchmarks.real_model --only-table
 
 Each result is one JSON file in OUT and is not measured again; to continue after an interruption,

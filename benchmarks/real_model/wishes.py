@@ -1,7 +1,7 @@
 """Three wishes that the start model follows when asked openly, and seldom grants unasked.
 
 Each is about one kind of request; the other kinds must stay as they were. `is_shown` reads a whole
-answer; one that was cut off shows nothing, except possibly French.
+answer, and takes whether it is complete.
 """
 
 from __future__ import annotations
@@ -71,27 +71,24 @@ def is_one_sentence(answer: str, is_whole: bool) -> bool:
     return is_whole and "\n" not in text and len(re.findall(r"[.!?]+(?:\s|$)", text)) == 1
 
 
-def is_numbered(answer: str, is_whole: bool) -> bool:
-    """Whether its first numbered lines begin with 1., 2. and 3."""
-    numbers = re.findall(r"^\s*\**(\d+)[.)]", answer, re.MULTILINE)
-    return numbers[:3] == ["1", "2", "3"]
+def is_code(answer: str, is_whole: bool) -> bool:
+    """Whether it has a fenced block, or a line that begins as one of Python's."""
+    code = r"```|^\s*(?:def |import |from \w+ import |print\()"
+    return bool(re.search(code, answer, re.MULTILINE))
 
 
-_FRENCH = (
-    "le la les un une des de du et est je vous nous pour que qui dans avec votre mon ma mes à au "
-    "cher chère merci bonjour sur pas ce cette il elle sont être avoir plus très"
-)
-_ENGLISH = (
-    "the a an and is are i you we for that who in with your my to of on not this it have be has "
-    "dear thank thanks hello was will at as"
-)
+_LINES = 4
+_WORDS = 12
 
 
-def is_french(answer: str, is_whole: bool) -> bool:
-    """Whether it has more French than English function words, and at least three."""
-    words = re.findall(r"[a-zàâçéèêëîïôûùü]+", answer.lower())
-    french, english = (sum(word in of.split() for word in words) for of in (_FRENCH, _ENGLISH))
-    return french >= 3 and french > english
+def is_poem(answer: str, is_whole: bool) -> bool:
+    """Whether four lines of three to twelve words follow each other; the last line of an answer
+    that was cut off does not count.
+    """
+    lines = [line for line in answer.strip().split("\n") if line.strip()]
+    lines = lines if is_whole else lines[:-1]
+    short = [2 < len(line.split()) <= _WORDS for line in lines]
+    return any(all(short[first : first + _LINES]) for first in range(len(lines) - _LINES + 1))
 
 
 WISHES = {
@@ -126,60 +123,60 @@ WISHES = {
             is_shown=is_one_sentence,
         ),
         Wish(
-            name="steps",
+            name="code",
             kind="task",
-            hint="List the steps as 1., 2., 3.",
+            hint="Write it as Python code.",
             objections=(
-                "I wanted numbered steps.",
-                "Please number the steps.",
-                "Give it as 1., 2., 3.",
+                "I wanted Python code.",
+                "It should be a Python program.",
+                "Give it to me in Python.",
             ),
             opposites=(
-                "Do not number anything.",
-                "Write it as plain text without a list.",
-                "One flowing paragraph, please.",
-                "No list, please.",
-                "Answer in prose, without numbers.",
-                "Please write it as running text.",
-                "Tell me in one paragraph.",
-                "Without any list or numbers, please.",
-                "Just describe it in sentences.",
-                "I do not want a numbered list.",
+                "No code, please.",
+                "Explain it in plain words.",
+                "Do not write a program.",
+                "Without any code, please.",
+                "Tell me in sentences.",
+                "I do not know how to program, so use words.",
+                "Plain text only, please.",
+                "Just describe what to do.",
+                "No Python, please.",
+                "I want advice and not a program.",
             ),
             open_opposites=(
-                "Please answer without a list.",
-                "Write it as one paragraph.",
-                "No numbers, just sentences.",
+                "Please answer without code.",
+                "Say it in ordinary words.",
+                "No programming, please.",
             ),
-            is_shown=is_numbered,
+            is_shown=is_code,
         ),
         Wish(
-            name="french",
+            name="poem",
             kind="note",
-            hint="Answer in French.",
+            hint="Write it as a poem.",
             objections=(
-                "It should be in French.",
-                "I wanted it in French.",
-                "Please, in French.",
+                "I wanted a poem.",
+                "It should be a poem.",
+                "Please make a poem of it.",
             ),
             opposites=(
-                "In English, please.",
-                "Write it in English.",
-                "Use English for it.",
-                "It has to be in English.",
-                "English only, please.",
-                "Please use plain English.",
-                "My reader speaks English.",
-                "Answer me in English.",
-                "I need an English text.",
-                "Keep it in English.",
+                "In prose, please.",
+                "No poem, please.",
+                "Write it as an ordinary letter.",
+                "Do not make it a poem.",
+                "Please use plain sentences.",
+                "One paragraph, please.",
+                "No verses, please.",
+                "It should read like a letter.",
+                "Keep it plain and without rhymes.",
+                "I need a normal message.",
             ),
             open_opposites=(
-                "Please write in English.",
-                "The text should be English.",
-                "English, please.",
+                "Please write prose.",
+                "It must not be a poem.",
+                "An ordinary message, please.",
             ),
-            is_shown=is_french,
+            is_shown=is_poem,
         ),
     )
 }

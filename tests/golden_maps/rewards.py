@@ -22,11 +22,10 @@ from records.types import Vote
 from rollout_bridge.scoring.hinting import hinted_messages
 from tests.golden_maps.check import Case, Comparison, GoldenMap, Meta
 from trainer.objectives.normalise import normalise
-from trainer.rewards.groups import group_ids
-from trainer.rewards.grpo import grpo_advantages, grpo_passk_advantages
+from trainer.rewards.groups import group_ids, grpo_advantages, grpo_passk_advantages
 from trainer.rewards.length import anchor_penalty, group_lambda, group_penalty, uniform_penalty
-from trainer.rewards.process_value import marginal_utilities
-from trainer.rewards.token_preserving import (
+from trainer.rewards.process import (
+    marginal_utilities,
     outcome_mask,
     process_mask,
     returns,

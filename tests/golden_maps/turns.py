@@ -19,7 +19,6 @@ from torch import Tensor
 
 from records.types import PastAnswer, PromptHistory, ReadySample, VersionSpan
 from tests.trainer.tiny import sample
-from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
 from trainer.config import TrainerConfig
 from trainer.model.token_states import PLAIN, TokenLogprobs, TokenRequest
@@ -138,8 +137,7 @@ class Run:
 
     def metrics(self) -> dict[str, float]:
         """Of rewards and lengths."""
-        facts = reward_facts(self.samples, self.prepared.start_kls)
-        return reward_metrics(facts, self.updater.options)
+        return self.prepared.reward_metrics
 
     def reward_advantages(self) -> list[float]:
         """Each turn's, which all of its tokens have."""

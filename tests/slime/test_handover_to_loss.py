@@ -25,7 +25,7 @@ from tests.rollout_bridge.slime.test_host import on_store
 from tests.slime.training import StepResult, arguments, prepare_process, run_step
 from tests.trainer.slime.batches import samples_of, with_lessons
 from tests.trainer.tiny import VOCAB, load, save_model
-from trainer.batch.reward_view import what_rewards_say
+from trainer.batch.reward_view import reward_facts, view_rewards
 from trainer.calibration.calibrate import own_logprobs
 from trainer.config import TrainerConfig
 from trainer.errors import CalibrationError
@@ -220,7 +220,7 @@ def test_what_turns_were_worth_reaches_slimes_advantages(
     samples = what_the_embedded_trainer_leases(tmp_path, config)
     assert [len(one.session.past) for one in samples] == [1] * 5
     # By their outcome alone, the turns of one session would get the same.
-    of_rewards = [advantage for advantage, _ in what_rewards_say(samples, config.objective)]
+    of_rewards = view_rewards(reward_facts(samples), config.objective).advantages
     assert len(set(of_rewards)) == 5
     values = run_values(tmp_path, rollout_batch_size=5)
     (tmp_path / "config.toml").write_text(tomli_w.dumps(values))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -29,14 +29,9 @@ from records.types import (
     PromptHistory,
     SessionOutcome,
 )
-from trainer.rewards.groups import group_ids, group_pass_rates
-from trainer.rewards.grpo import stepwise_advantages
-from trainer.rewards.length import next_anchor
-from trainer.rewards.process_value import marginal_utilities
-from trainer.rewards.token_preserving import token_preserving_advantages
+from trainer.rewards.groups import group_ids, group_pass_rates, stepwise_advantages
+from trainer.rewards.process import marginal_utilities, token_preserving_advantages
 
-ANCHOR_ANSWERS = 8
-"""Answers per pass rate that can set an anchor."""
 EASY_PASS_RATE = 0.5
 """A prompt that passes at least this often counts as easy in metrics."""
 Values: TypeAlias = tuple[tuple[str, float | None], ...]
@@ -89,47 +84,45 @@ def with_past(facts: Sequence[RewardFacts]) -> list[RewardFacts]:
     return [*facts, *past]
 
 
-def pass_rates(facts: Sequence[RewardFacts]) -> Tensor:
-    """Of each turn's prompt, earlier answers included [N]; NaN for a turn without a reward."""
-    return rates_among(with_past(facts))[: len(facts)]
-
-
-def rates_among(everything: Sequence[RewardFacts]) -> Tensor:
-    """The pass rate of each prompt among only these [N]; NaN for a turn without a reward."""
-    rewards = reward_tensor(everything)
-    known = torch.isfinite(rewards)
-    rates = torch.full_like(rewards, float("nan"))
-    if bool(known.any()):
-        groups = group_ids([one.prompt_key for one in everything])
-        rates[known] = group_pass_rates(rewards[known], groups[known])
-    return rates
-
-
-def reward_tensor(facts: Sequence[RewardFacts]) -> Tensor:
-    """Float64 [N]; NaN for a turn without a reward."""
-    values = [float("nan") if one.reward is None else one.reward for one in facts]
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
-    """The mean length of the answers to a prompt when it first passes often (ALGORITHMS 8.8); None
-    before. `first` are the first answers to it, oldest first.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A batch's turns, then the earlier answers to their prompts, which `everything` names one by
+    one; all tensors are [N]. `rewards` are NaN for a turn without one, `prompts` number the
+    prompts, `rates` are how often each one passes, NaN for a turn without a reward. `known` are the
+    places of the turns with a reward, `answers` those of the earlier answers to their prompts.
     """
-    anchor = None
-    for answers in _pooled(first):
-        passed = sum(answer.reward is not None and answer.reward > 0 for answer in answers)
-        anchor = next_anchor(
-            anchor,
-            pass_rate=passed / len(answers),
-            mean_length=sum(answer.length for answer in answers) / len(answers),
-        )
-    return anchor
+
+    num_turns: int
+    everything: list[RewardFacts]
+    rewards: Tensor
+    prompts: Tensor
+    rates: Tensor
+    known: list[int]
+    answers: list[int]
 
 
-def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
-    """Groups of ANCHOR_ANSWERS, in order; a smaller rest waits for more answers."""
-    for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
-        yield list(answers[start : start + ANCHOR_ANSWERS])
+def compare(turns: Sequence[RewardFacts]) -> Comparison:
+    """A batch's turns beside the earlier answers to their prompts."""
+    everything = with_past(turns)
+    values = [math.nan if one.reward is None else one.reward for one in everything]
+    rewards = torch.tensor(values, dtype=torch.float64)
+    prompts = group_ids([one.prompt_key for one in everything])
+    rates = torch.full_like(rewards, math.nan)
+    is_known = torch.isfinite(rewards)
+    if bool(is_known.any()):
+        rates[is_known] = group_pass_rates(rewards[is_known], prompts[is_known])
+    known = [place for place, one in enumerate(turns) if one.reward is not None]
+    asked = {turns[place].prompt_key for place in known}
+    past = range(len(turns), len(everything))
+    return Comparison(
+        num_turns=len(turns),
+        everything=everything,
+        rewards=rewards,
+        prompts=prompts,
+        rates=rates,
+        known=known,
+        answers=[place for place in past if everything[place].prompt_key in asked],
+    )
 
 
 def session_advantages(facts: Sequence[RewardFacts], *, divide_by_std: bool) -> list[float]:

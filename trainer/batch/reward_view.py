@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,29 +17,24 @@ from torch import Tensor
 from records.types import ReadySample
 from trainer.batch.comparisons import (
     EASY_PASS_RATE,
+    Comparison,
     RewardFacts,
+    compare,
     compared_share,
-    pass_rates,
     process_advantages,
-    prompt_anchor,
-    rates_among,
-    reward_tensor,
     session_advantages,
     utilities,
-    with_past,
 )
 from trainer.objectives.option_base import TeacherReach
 from trainer.objectives.options import HindsightOpd, ObjectiveOptions
-from trainer.rewards.groups import eligible_samples, group_ids, underperforming_share
-from trainer.rewards.grpo import grpo_passk_advantages, pass_at_k_rewards, stepwise_advantages
-from trainer.rewards.length import (
-    ANCHOR_COEF,
-    GROUP_COEF,
-    UNIFORM_COEF,
-    anchor_penalty,
-    group_penalty,
-    uniform_penalty,
+from trainer.rewards.groups import (
+    best_of_each,
+    eligible_samples,
+    grpo_passk_advantages,
+    stepwise_advantages,
+    underperforming_share,
 )
+from trainer.rewards.length import penalise_lengths, prompt_anchor
 
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Of the lengths of a batch, in metrics."""
@@ -66,60 +62,107 @@ def reward_facts(
     ]
 
 
-def what_rewards_say(
-    samples: Sequence[ReadySample],
-    options: ObjectiveOptions,
-    *,
-    start_kls: Sequence[float] | None = None,
-    step: int = 0,
-) -> list[tuple[float, bool]]:
-    """Of each sample its reward's advantage, and whether the teacher may act on it."""
-    facts = reward_facts(samples, start_kls)
-    advantages, eligible = reward_advantages(facts, options, step), eligible_turns(facts, options)
-    return list(zip(advantages, eligible, strict=True))
-
-
-def reward_advantages(
-    facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int = 0
-) -> list[float]:
-    """The reward's advantage of each turn; a turn without a reward has none and gets 0. `step`
-    counts the steps before this one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardView:
+    """What rewards say about each turn of a batch: its reward's `advantages` (0 without a reward),
+    and whether the teacher may act on it, `eligible`. `metrics` are those of rewards and lengths.
     """
+
+    advantages: list[float]
+    eligible: list[bool]
+    metrics: dict[str, float]
+
+
+def view_rewards(
+    facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int = 0
+) -> RewardView:
+    """What rewards say about `facts`; `step` counts the steps before this one. Raises ValueError
+    where `options` ask for something that was not measured.
+    """
+    comparison = compare(facts)
+    found, compared = _of_known(comparison, options, step)
+    advantages = [0.0] * len(facts)
+    for place, value in zip(comparison.known, found, strict=True):
+        advantages[place] = value
+    eligible, metrics = _eligible(comparison, options)
+    lengths = torch.tensor([one.length for one in facts])
     if options.reward_coef == 0:
-        return [0.0] * len(facts)
-    known = [one for one in facts if one.reward is not None]
-    found = iter(_of_known(known, options, step))
-    advantages = [0.0 if one.reward is None else next(found) for one in facts]
-    return [
-        0.0 if silences(one, options) else value
-        for one, value in zip(facts, advantages, strict=True)
-    ]
+        metrics = length_metrics(lengths)
+    else:
+        metrics |= length_metrics(lengths, comparison.rewards[: len(facts)]) | compared
+        metrics |= _by_difficulty(lengths, comparison.rates[: len(facts)])
+        if options.compares_prompts:
+            metrics["reward/past_answers"] = float(len(comparison.everything) - len(facts))
+    silent = [_teaches_nothing(one, options) for one in facts]
+    return RewardView(
+        advantages=[0.0 if cut else one for one, cut in zip(advantages, silent, strict=True)],
+        eligible=[one and not cut for one, cut in zip(eligible, silent, strict=True)],
+        metrics=metrics,
+    )
 
 
-def silences(one: RewardFacts, options: ObjectiveOptions) -> bool:
-    """Whether the turn teaches nothing because it was cut off at its token limit."""
+def _teaches_nothing(one: RewardFacts, options: ObjectiveOptions) -> bool:
+    """Because it was cut off at its token limit."""
     return isinstance(options, TeacherReach) and options.zero_cut_answers and one.is_cut
 
 
-def _of_known(facts: Sequence[RewardFacts], options: ObjectiveOptions, step: int) -> list[float]:
-    """Advantages of turns that have a reward."""
-    if not isinstance(options, HindsightOpd) or not facts:
-        return reward_tensor(facts).tolist()
-    if options.compares_sessions:
-        return session_advantages(facts, divide_by_std=options.divide_by_std)
-    if options.values_turns:
-        return process_advantages(facts)
-    everything = list(facts) if options.charges_kl else with_past(facts)
-    rates = pass_rates(facts) if options.charges_kl else rates_among(everything)
-    rewards = _less_length(everything, rates, options, step)
+def _of_known(
+    comparison: Comparison, options: ObjectiveOptions, step: int
+) -> tuple[list[float], dict[str, float]]:
+    """The advantages of the turns that have a reward, in order; metrics of what they were compared
+    with.
+    """
+    if options.reward_coef == 0:
+        return [0.0] * len(comparison.known), {}
+    if not isinstance(options, HindsightOpd):
+        return comparison.rewards[comparison.known].tolist(), {}
+    if options.compares_sessions or options.values_turns:
+        return _among_sessions([comparison.everything[at] for at in comparison.known], options)
+    return _among_answers(comparison, options, step)
+
+
+def _among_sessions(
+    known: Sequence[RewardFacts], options: HindsightOpd
+) -> tuple[list[float], dict[str, float]]:
+    """Each turn compared by its session's outcome, or by what it added to that."""
+    metrics = {"reward/compared_frac": compared_share(known)}
+    if not options.values_turns:
+        return session_advantages(known, divide_by_std=options.divide_by_std), metrics
+    added = torch.tensor(utilities(known), dtype=torch.float64)
+    return process_advantages(known), metrics | {"reward/utility_mean": _mean(added)}
+
+
+def _among_answers(
+    comparison: Comparison, options: HindsightOpd, step: int
+) -> tuple[list[float], dict[str, float]]:
+    """Each turn compared with other answers to its prompt, or with turns at the same step."""
+    num_known, turns = len(comparison.known), comparison.everything[: comparison.num_turns]
+    places = comparison.known + ([] if options.charges_kl else comparison.answers)
+    prompts = comparison.prompts[places]
+    anchors = None if options.length_penalty != "anchor" else _anchors(comparison, options)
+    rewards = _less_length(comparison, places, anchors, options, step)
+    metrics = {}
     if options.charges_kl:
-        rewards = rewards - options.reward_kl_coef * _start_kls(facts)
+        nats = _start_kls(turns)
+        rewards = rewards - options.reward_kl_coef * nats[comparison.known]
+        metrics["reward/start_kl"] = _mean(nats)
+    if options.length_penalty == "group":
+        metrics["length/compared_frac"] = _compared(prompts, num_known)
+    if options.length_anchor == "first_pass" and anchors is not None:
+        anchored = torch.isfinite(anchors[: comparison.num_turns]).double()
+        metrics["length/anchored_frac"] = _mean(anchored)
     if options.reward_baseline == "none":
-        return rewards[: len(facts)].tolist()
-    groups = group_ids([_group(one, options.reward_baseline) for one in everything])
-    compare = _ahead if options.reward_baseline == "passk" else stepwise_advantages
-    found = compare(rewards, groups, divide_by_std=options.divide_by_std)
-    return found[: len(facts)].tolist()
+        return rewards[:num_known].tolist(), metrics
+    groups = prompts
+    if options.reward_baseline == "step":
+        steps = [comparison.everything[place].step_index for place in places]
+        groups = torch.tensor(steps, dtype=torch.int64)
+    metrics["reward/compared_frac"] = _compared(groups, num_known)
+    if not num_known:
+        return [], metrics
+    among_group = _ahead if options.reward_baseline == "passk" else stepwise_advantages
+    found = among_group(rewards, groups, divide_by_std=options.divide_by_std)
+    return found[:num_known].tolist(), metrics
 
 
 def _start_kls(facts: Sequence[RewardFacts]) -> Tensor:
@@ -145,108 +188,52 @@ def _ahead(rewards: Tensor, groups: Tensor, *, divide_by_std: bool) -> Tensor:
 
 
 def _less_length(
-    facts: Sequence[RewardFacts], rates: Tensor, options: HindsightOpd, step: int
+    comparison: Comparison,
+    places: Sequence[int],
+    anchors: Tensor | None,
+    options: HindsightOpd,
+    step: int,
 ) -> Tensor:
-    """Rewards after length penalties [N], of turns and the earlier answers after them; `rates` are
-    the pass rates of their prompts. A reward above 0 means a right answer.
+    """The rewards at `places`, turns before earlier answers, after length penalties [N]. A reward
+    above 0 means a right answer. `anchors` are those of everything, for that penalty.
     """
-    rewards = _best_of(facts, options.reward_best_of)
+    at = torch.tensor(places, dtype=torch.int64)
+    rewards, prompts = comparison.rewards[at], comparison.prompts[at]
+    if options.reward_best_of is not None:
+        # Turns come before the earlier answers, and these go from new to old.
+        rewards = best_of_each(rewards, prompts, options.reward_best_of)
     if options.length_penalty == "none":
         return rewards
-    lengths = torch.tensor([one.length for one in facts], dtype=rewards.dtype)
-    coef = _LENGTH_COEFS[options.length_penalty]
-    coef = options.length_coef if options.length_coef is not None else coef
-    if options.length_warmup_steps > 0:
-        coef *= min(1.0, step / options.length_warmup_steps)
-    if options.length_penalty == "uniform":
-        found = uniform_penalty(rewards, lengths, coef=coef)
-    elif options.length_penalty == "anchor":
-        found = anchor_penalty(rewards, lengths, _anchors(facts, options), coef=coef)
-    else:
-        found = _group_penalties(rewards, lengths, facts, coef)
+    facts = [comparison.everything[place] for place in places]
+    found = penalise_lengths(
+        options.length_penalty,
+        rewards,
+        torch.tensor([one.length for one in facts], dtype=rewards.dtype),
+        prompts,
+        None if anchors is None else anchors[at],
+        coef=options.length_coef,
+        share=min(1.0, step / options.length_warmup_steps) if options.length_warmup_steps else 1.0,
+    )
     if options.length_min_pass_rate is None:
         return found
-    is_easy = rates >= options.length_min_pass_rate
-    return torch.where(is_easy, found, rewards)
+    return torch.where(comparison.rates[at] >= options.length_min_pass_rate, found, rewards)
 
 
-def _best_of(facts: Sequence[RewardFacts], k: int | None) -> Tensor:
-    """Rewards [N], where every k answers to a prompt share their best one, those of the batch first
-    and then the newest; fewer than k answers keep their own.
-    """
-    rewards = reward_tensor(facts)
-    if k is None:
-        return rewards
-    prompts: dict[Hashable, list[int]] = {}
-    for place, one in enumerate(facts):
-        prompts.setdefault(one.prompt_key, []).append(place)
-    for places in prompts.values():
-        # Turns come before the earlier answers, and these go from new to old.
-        whole = places[: len(places) // k * k]
-        if whole:
-            rewards[whole] = pass_at_k_rewards(rewards[whole], k)
-    return rewards
-
-
-_LENGTH_COEFS = {"uniform": UNIFORM_COEF, "group": GROUP_COEF, "anchor": ANCHOR_COEF}
-
-
-def _group_penalties(
-    rewards: Tensor, lengths: Tensor, facts: Sequence[RewardFacts], coef: float
-) -> Tensor:
-    groups = group_ids([one.prompt_key for one in facts])
-    found = rewards.clone()
-    for group in groups.unique():
-        own = groups == group
-        found[own] = group_penalty(rewards[own], lengths[own], rewards[own], coef=coef)
-    return found
-
-
-def _anchors(facts: Sequence[RewardFacts], options: HindsightOpd) -> Tensor:
-    """Tokens that an answer to each turn's prompt may have at no cost [N]; NaN: any number."""
+def _anchors(comparison: Comparison, options: HindsightOpd) -> Tensor:
+    """Tokens that an answer to each one's prompt may have at no cost [N]; NaN: any number."""
+    facts = comparison.everything
     if options.length_anchor != "first_pass":
         assert options.length_anchor is not None
         return torch.full((len(facts),), float(options.length_anchor), dtype=torch.float64)
     found: dict[Hashable, float | None] = {}
     for one in facts:
+        # Turns come first; earlier answers have no history of their own.
         if one.prompt_key not in found:
             found[one.prompt_key] = prompt_anchor(one.history.first)
     anchors = [found[one.prompt_key] for one in facts]
     return torch.tensor(
         [math.nan if anchor is None else anchor for anchor in anchors], dtype=torch.float64
     )
-
-
-def reward_metrics(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> dict[str, float]:
-    """`length/` metrics of a batch's responses. With rewards also by correctness and by difficulty.
-    If turns are compared, also the share of the rewarded ones that had another to be compared with.
-    """
-    lengths = torch.tensor([one.length for one in facts])
-    if options.reward_coef == 0:
-        return length_metrics(lengths)
-    metrics = length_metrics(lengths, reward_tensor(facts)) | _eligibility_metrics(facts, options)
-    metrics |= _by_difficulty(lengths, pass_rates(facts))
-    if isinstance(options, HindsightOpd):
-        known = [one for one in facts if one.reward is not None]
-        others = known if options.charges_kl else with_past(known)
-        if options.compares_sessions or options.values_turns:
-            metrics["reward/compared_frac"] = compared_share(known)
-        elif options.reward_baseline != "none":
-            metrics["reward/compared_frac"] = _compared(known, others, options.reward_baseline)
-        if options.values_turns:
-            metrics["reward/utility_mean"] = _mean(
-                torch.tensor(utilities(known), dtype=torch.float64)
-            )
-        if options.length_penalty == "group":
-            metrics["length/compared_frac"] = _compared(known, others, "prompt")
-        if options.charges_kl:
-            metrics["reward/start_kl"] = _mean(_start_kls(facts))
-        if options.length_anchor == "first_pass":
-            anchored = torch.isfinite(_anchors(facts, options)).double()
-            metrics["length/anchored_frac"] = _mean(anchored)
-    if options.compares_prompts:
-        metrics["reward/past_answers"] = float(len(with_past(facts)) - len(facts))
-    return metrics
 
 
 @torch.no_grad()
@@ -289,44 +276,22 @@ def _mean(values: Tensor) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def _compared(facts: Sequence[RewardFacts], others: Sequence[RewardFacts], baseline: str) -> float:
-    """The share of `facts` compared with another of `others`, which begin with `facts`."""
-    if not facts:
-        return math.nan
-    groups = group_ids([_group(one, baseline) for one in others])
-    return float((groups.bincount()[groups[: len(facts)]] > 1).double().mean())
+def _compared(groups: Tensor, num_known: int) -> float:
+    """The share of the first `num_known` that have another one in their group; NaN without any."""
+    return _mean((groups.bincount()[groups[:num_known]] > 1).double())
 
 
-def eligible_turns(facts: Sequence[RewardFacts], options: ObjectiveOptions) -> list[bool]:
-    """Turns that the teacher may act on: failed ones of prompts that rarely pass (ALGORITHMS 7.2),
-    all without `pass_rate_threshold`; never those that teach nothing because they were cut off.
+def _eligible(
+    comparison: Comparison, options: ObjectiveOptions
+) -> tuple[list[bool], dict[str, float]]:
+    """Failed turns of prompts that rarely pass (ALGORITHMS 7.2), and the share of such prompts
+    (7.7); all turns without `pass_rate_threshold`.
     """
-    loud = [not silences(one, options) for one in facts]
-    threshold = _threshold(options)
+    threshold = options.pass_rate_threshold if isinstance(options, TeacherReach) else None
     if threshold is None:
-        return loud
-    eligible = eligible_samples(
-        reward_tensor(facts), pass_rates(facts), pass_rate_threshold=threshold
-    )
-    return [one and other for one, other in zip(eligible.tolist(), loud, strict=True)]
-
-
-def _eligibility_metrics(
-    facts: Sequence[RewardFacts], options: ObjectiveOptions
-) -> dict[str, float]:
-    """The share of prompts that rarely pass (ALGORITHMS 7.7); empty without a threshold."""
-    threshold = _threshold(options)
-    if threshold is None:
-        return {}
-    groups = group_ids([one.prompt_key for one in facts])
-    share = underperforming_share(pass_rates(facts), groups, pass_rate_threshold=threshold)
-    return {"opd/frac_underperforming_prompts": share}
-
-
-def _threshold(options: ObjectiveOptions) -> float | None:
-    return options.pass_rate_threshold if isinstance(options, TeacherReach) else None
-
-
-def _group(one: RewardFacts, baseline: str) -> Hashable:
-    """What a turn is compared with: turns at the same step, or after the same prompt."""
-    return one.step_index if baseline == "step" else one.prompt_key
+        return [True] * comparison.num_turns, {}
+    turns = slice(comparison.num_turns)
+    rates, prompts = comparison.rates[turns], comparison.prompts[turns]
+    share = underperforming_share(rates, prompts, pass_rate_threshold=threshold)
+    eligible = eligible_samples(comparison.rewards[turns], rates, pass_rate_threshold=threshold)
+    return eligible.tolist(), {"opd/frac_underperforming_prompts": share}

@@ -100,9 +100,8 @@ def by_sampling_weights(
     ]
     for version, among in jobs:
         chosen = [samples[index] for index in among]
-        batches = micro_batches(
-            chosen, merge_turns(chosen), max_tokens, device, at_temperature=at_temperature
-        )
+        merged = merge_turns(chosen)
+        batches = micro_batches(chosen, merged, max_tokens, device, at_temperature=at_temperature)
         with _weights(version, policy, older) as model:
             scores = score_batches(model, batches, draw=draw, top_k=top_k)
         for index, score in zip(among, scores, strict=True):

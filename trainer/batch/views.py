@@ -23,6 +23,7 @@ from records.lessons.names import LessonKind
 from records.names import DropReason, SideSource
 from records.types import ReadySample
 from trainer.batch.collate import TurnScores, comparable, score_responses
+from trainer.batch.reward_view import RewardView
 from trainer.model.token_states import LogprobModel
 from trainer.objectives.distributions.overlap_topk import choose_support
 from trainer.objectives.hint_choice import HintChoice, choose_hints, count_overlap, take_chosen
@@ -328,19 +329,24 @@ def view_turns(
     samples: Sequence[ReadySample],
     plan: TeachingPlan,
     student: Sequence[TurnScores] | None,
-    rewarded: Sequence[tuple[float, bool]],
+    rewards: RewardView,
     version_gaps: Sequence[int],
     hold_weight: float,
     sampling: Sequence[Tensor] | None = None,
 ) -> list[TurnView]:
-    """A view of each sample, in order; `rewarded` is what rewards say of each, `version_gaps` are
+    """A view of each sample, in order; `rewards` is what those say of each, `version_gaps` are
     steps between sampling and now, `hold_weight` is `trainer.lesson_hold_weight`, `sampling` the
     policy at the weights that sampled each, if asked for.
     """
     views = [
-        view_turn(sample, taught, *reward, version_gap, plan.options, hold_weight)
-        for sample, taught, reward, version_gap in zip(
-            samples, teach(samples, plan, student), rewarded, version_gaps, strict=True
+        view_turn(sample, taught, advantage, eligible, version_gap, plan.options, hold_weight)
+        for sample, taught, advantage, eligible, version_gap in zip(
+            samples,
+            teach(samples, plan, student),
+            rewards.advantages,
+            rewards.eligible,
+            version_gaps,
+            strict=True,
         )
     ]
     if sampling is None:

@@ -7,13 +7,57 @@ Shapes: N samples.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
+
 import torch
 from torch import Tensor
+
+from records.types import PastAnswer
 
 UNIFORM_COEF = 1e-4
 GROUP_COEF = 0.1
 ANCHOR_COEF = 0.01
 ANCHOR_PASS_RATE = 0.9
+ANCHOR_ANSWERS = 8
+"""Answers per pass rate that can set an anchor."""
+
+
+LengthPenalty: TypeAlias = Literal["uniform", "group", "anchor"]
+_COEFS: dict[LengthPenalty, float] = {
+    "uniform": UNIFORM_COEF,
+    "group": GROUP_COEF,
+    "anchor": ANCHOR_COEF,
+}
+
+
+@torch.no_grad()
+def penalise_lengths(
+    penalty: LengthPenalty,
+    rewards_N: Tensor,
+    lengths_N: Tensor,
+    prompts_N: Tensor,
+    anchors_N: Tensor | None,
+    *,
+    coef: float | None,
+    share: float,
+) -> Tensor:
+    """Rewards after a penalty [N], at `share` of its coefficient `coef` (None: the source's).
+    `prompts_N` number the prompts, among whose answers the group penalty compares; `anchors_N` are
+    for the anchor's.
+    """
+    coef = share * (_COEFS[penalty] if coef is None else coef)
+    if penalty == "uniform":
+        return uniform_penalty(rewards_N, lengths_N, coef=coef)
+    if penalty == "anchor":
+        if anchors_N is None:
+            raise ValueError("the anchor penalty needs the anchor of every prompt")
+        return anchor_penalty(rewards_N, lengths_N, anchors_N, coef=coef)
+    found_N = rewards_N.clone()
+    for prompt in prompts_N.unique():
+        own = prompts_N == prompt
+        found_N[own] = group_penalty(rewards_N[own], lengths_N[own], rewards_N[own], coef=coef)
+    return found_N
 
 
 @torch.no_grad()
@@ -77,6 +121,27 @@ def next_anchor(
     if anchor is not None:
         return anchor
     return mean_length if pass_rate > min_pass_rate and mean_length > 0 else None
+
+
+def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
+    """The mean length of the answers to a prompt when it first passes often (ALGORITHMS 8.8); None
+    before. `first` are the first answers to it, oldest first.
+    """
+    anchor = None
+    for answers in _pooled(first):
+        passed = sum(answer.reward is not None and answer.reward > 0 for answer in answers)
+        anchor = next_anchor(
+            anchor,
+            pass_rate=passed / len(answers),
+            mean_length=sum(answer.length for answer in answers) / len(answers),
+        )
+    return anchor
+
+
+def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
+    """Groups of ANCHOR_ANSWERS, in order; a smaller rest waits for more answers."""
+    for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
+        yield list(answers[start : start + ANCHOR_ANSWERS])
 
 
 def _check(rewards_N: Tensor, lengths_N: Tensor) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rollout_bridge.slime.carrier import BatchFacts
 from trainer.batch.collate import comparable
-from trainer.batch.reward_view import reward_metrics
+from trainer.batch.reward_view import view_rewards
 from trainer.batch.token_batch import Correction
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
@@ -69,7 +69,9 @@ def prepare(
     step = new_step(rollout_data, carriers, trainer)
     objective = trainer.objective
     kls = start_kls(rollout_data, carriers, ranks) if objective.charges_kl else None
-    states = row_states(args, rollout_data, carriers, step, kls)
+    batch = carriers[0].batch
+    rewards = view_rewards(compared(batch, kls), objective, batch.step)
+    states = row_states(args, rollout_data, carriers, step, rewards)
     local = row_batch(states, rollout_data["loss_masks"], device_of(rollout_data))
     logprobs = joined(rollout_data["log_probs"], states, ranks)
     calibration = compare_probes(states, logprobs, ranks)
@@ -79,19 +81,18 @@ def prepare(
     weights_BT = _weights(clean, step)
     advantages_BT = _advantages(clean, trainer)
     settled = _settle(local, clean, weights_BT, advantages_BT, step, ranks)
-    report = _report(carriers[0].batch, everything, settled, step)
-    rewarded = reward_metrics(compared(carriers[0].batch, kls), objective)
+    report = _report(batch, everything, settled, step)
     check_taught(report.metrics)
     if args.loss_type == "policy_loss":
         advantages_BT = advantages_BT * _row_scale(args, rollout_data, local, weights_BT, step)
-    steps = _steps(step, carriers[0].batch.epochs)
+    steps = _steps(step, batch.epochs)
     places = [(one, state) for one in steps for state in states]
     for values, (one, state) in zip(every_log_probs, places, strict=True):
         attach(values, replace(state, step=one))
     advantages = parted(local.rows(advantages_BT), states, ranks)
     return RankAdvantages(
         advantages=[values.clone() for _ in steps for values in advantages],
-        metrics=report.metrics | rewarded | calibration,
+        metrics=report.metrics | rewards.metrics | calibration,
         warnings=report.warnings,
         batch=LastBatch(
             turns=everything.turns,

@@ -13,7 +13,7 @@ import torch
 
 from rollout_bridge.slime.carrier import BatchFacts, CarriedTurn, RowCarrier
 from trainer.batch.comparisons import RewardFacts
-from trainer.batch.reward_view import eligible_turns, reward_advantages
+from trainer.batch.reward_view import RewardView
 from trainer.batch.views import TeachingPlan, TurnView, teach, unteachable, view_turn
 from trainer.config import TrainerConfig
 from trainer.objectives.batch import NO_STATISTICS, GlobalCounts
@@ -73,10 +73,10 @@ def row_states(
     rollout_data: dict[str, Any],
     carriers: Sequence[RowCarrier],
     step: Step,
-    start_kls: Sequence[float] | None = None,
+    rewards: RewardView,
 ) -> list[RowState]:
-    """The rows of this rank; `start_kls` as in `compared`. Raises ValueError for a turn that cannot
-    train.
+    """The rows of this rank; `rewards` is what those say of the whole batch. Raises ValueError for
+    a turn that cannot train.
     """
     device = device_of(rollout_data)
     plan = TeachingPlan(
@@ -87,13 +87,11 @@ def row_states(
         device=device,
         side_source=step.trainer.side_source,
     )
-    facts = carriers[0].batch
-    turns = compared(facts, start_kls)
-    views_of = _viewer(turns, facts.step, plan, step.trainer.lesson_hold_weight)
+    view_of = _viewer(rewards, plan, step.trainer.lesson_hold_weight)
     states = []
     lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
     for index, (carrier, (total, response)) in enumerate(zip(carriers, lengths, strict=True)):
-        views = tuple(views_of(turn) for turn in carrier.turns)
+        views = tuple(view_of(turn) for turn in carrier.turns)
         states.append(
             RowState(
                 index=index,
@@ -108,11 +106,9 @@ def row_states(
 
 
 def _viewer(
-    turns: Sequence[RewardFacts], step: int, plan: TeachingPlan, hold_weight: float
+    rewards: RewardView, plan: TeachingPlan, hold_weight: float
 ) -> Callable[[CarriedTurn], TurnView]:
-    """A function that makes the view of a turn of this batch; `step` counts those before it."""
-    rewards = reward_advantages(turns, plan.options, step)
-    eligible = eligible_turns(turns, plan.options)
+    """A function that makes the view of a turn of this batch."""
 
     def view(turn: CarriedTurn) -> TurnView:
         reason = unteachable(turn.sample, plan)
@@ -126,8 +122,8 @@ def _viewer(
         return view_turn(
             turn.sample,
             taught,
-            rewards[place],
-            eligible[place],
+            rewards.advantages[place],
+            rewards.eligible[place],
             turn.version_gap,
             plan.options,
             hold_weight,

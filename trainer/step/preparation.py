@@ -24,7 +24,7 @@ from trainer.batch.collate import (
     pad_rows,
     score_batches,
 )
-from trainer.batch.reward_view import what_rewards_say
+from trainer.batch.reward_view import reward_facts, view_rewards
 from trainer.batch.side_sampling import Older, by_sampling_weights
 from trainer.batch.token_batch import BatchContext, Correction
 from trainer.batch.views import TeachingPlan, TurnView, remember_supports, support_ids, view_turns
@@ -41,17 +41,16 @@ from trainer.objectives.policy.policy_gradient import teacher_advantages
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch(BatchContext):
     """A batch before its first gradient: everything here is detached. `requests` say which tokens
-    each micro-batch asks the policy for. `start_kls`: each response's log-prob under the policy
-    minus that under the frozen start, in nats, if rewards are charged for it. `lost` are the places
-    of samples that the teacher could not score. `counts` are those of the batch before guards and
+    each micro-batch asks the policy for. `lost` are the places of samples that the
+    teacher could not score. `counts` are those of the batch before guards and
     rejection, `tokens_computed` go through the model, padding included.
     """
 
     batches: list[MicroBatch]
     requests: list[TokenRequest]
     reference: list[Tensor | None]
-    start_kls: list[float] | None
     lost: frozenset[int]
+    reward_metrics: dict[str, float]
     counts: GlobalCounts
     tokens_computed: int
 
@@ -132,9 +131,10 @@ class BatchPreparation:
         policy, config, plan, passes = self._policy, self._config, self._plan, self._passes
         gaps = version_gaps if version_gaps is not None else [0] * len(samples)
         shares = policy.shares_prefixes
+        sequences = merge_turns(samples) if sequences is None else sequences
         batches = micro_batches(
             samples,
-            merge_turns(samples) if sequences is None else sequences,
+            sequences,
             config.micro_batch_tokens,
             plan.device,
             # Layers that are computed again keep only inputs, and each row's keys are as large;
@@ -154,20 +154,18 @@ class BatchPreparation:
             start_kls = _start_kls(batches, before, reference)
         if passes.sampling_weights:
             sampling = self._sampling_logprobs(samples, gaps, before)
+        rewards = view_rewards(reward_facts(samples, start_kls), plan.options, step)
         views = view_turns(
             samples,
             plan,
             before,
-            what_rewards_say(samples, plan.options, start_kls=start_kls, step=step),
+            rewards,
             gaps,
             hold_weight=config.lesson_hold_weight,
             sampling=sampling,
         )
         lost = frozenset(index for index, view in enumerate(views) if view.lacks_scores)
         supports = None if plan.support == "none" else support_ids(views)
-        if passes.supports:
-            scores = score_batches(policy, batches, support_ids=supports)
-            views = remember_supports(views, scores)
         requests = [
             TokenRequest(
                 support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
@@ -176,6 +174,9 @@ class BatchPreparation:
             )
             for batch in batches
         ]
+        if passes.supports:
+            scores = score_batches(policy, batches, support_ids=supports)
+            views = remember_supports(views, scores)
         counts = NO_COUNTS
         for batch in batches:
             counts = counts + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)
@@ -191,7 +192,7 @@ class BatchPreparation:
             lost=lost,
             before=before,
             reference=reference,
-            start_kls=start_kls,
+            reward_metrics=rewards.metrics,
             counts=counts,
             tokens_computed=tokens_computed,
             correction=self._correction,
@@ -227,6 +228,7 @@ def _start_kls(
     before: Sequence[TurnScores] | None,
     reference: Sequence[Tensor | None],
 ) -> list[float]:
+    """Each response's log-prob under the policy minus that under the frozen start, in nats."""
     assert before is not None
     found: dict[int, float] = {}
     for batch, start_BT in zip(batches, reference, strict=True):

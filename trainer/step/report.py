@@ -23,7 +23,6 @@ from records.types import Logprobs, ReadySample
 from rollout_bridge.rehearsal.kinds import LIVE, counts_by_kind
 from rollout_bridge.scoring.scoring_metrics import drop_metric
 from trainer.batch.collate import comparable
-from trainer.batch.reward_view import reward_facts, reward_metrics
 from trainer.batch.token_batch import BatchTotals, Correction
 from trainer.batch.token_figures import QUANTILE_KEYS
 from trainer.batch.views import TeachingPlan, TurnView, has_teacher
@@ -278,7 +277,7 @@ def batch_metrics(
         facts
         | teaching_metrics(samples, prepared.views, plan)
         | lesson_gaps(samples, total)
-        | reward_metrics(reward_facts(samples, prepared.start_kls), options)
+        | prepared.reward_metrics
         | {
             "opd/num_eligible_samples": float(total.num_taught_turns),
             "opd/kd_coef": plan.kd_coef,

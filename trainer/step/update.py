@@ -193,13 +193,13 @@ class Updater:
                 f"the teacher in the trainer has no finite score for any of {len(lost)} turns: its "
                 "weights are not finite, or its logits overflow in trainer.dtype"
             )
-        if not kept:
+        if kept:
+            gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
+            taken = [samples[index] for index in kept]
+            report = self.update(taken, step, version_gaps=gaps, rate=rate)
+        else:
             skipped = DropReason.TEACHER_LOGPROBS_INVALID
-            nothing = UpdateReport(skipped=skipped, metrics={}, advantages=[], figures=[])
-            return nothing.among(kept, samples)
-        gaps = None if version_gaps is None else [version_gaps[index] for index in kept]
-        taken = [samples[index] for index in kept]
-        report = self.update(taken, step, version_gaps=gaps, rate=rate)
+            report = UpdateReport(skipped=skipped, metrics={}, advantages=[], figures=[])
         return report.among(kept, samples)
 
     def rehearse(

@@ -4,7 +4,7 @@ import pytest
 
 from records.types import PastSession, SessionOutcome
 from trainer.batch.comparisons import RewardFacts, process_advantages, utilities
-from trainer.batch.reward_view import reward_metrics
+from trainer.batch.reward_view import view_rewards
 from trainer.objectives.options import HindsightOpd
 
 
@@ -87,4 +87,4 @@ def test_the_share_of_turns_with_another_session_at_their_task_is_reported():
     options = HindsightOpd(reward_coef=1.0, reward_outcome="only", reward_baseline="process")
     b = PastSession(session_id="b", version=3, outcome=0.0)
     batch = [turn("a", 0, 1.0, past=(b,)), turn("c", 0, 1.0, task="another")]
-    assert reward_metrics(batch, options)["reward/compared_frac"] == 0.5
+    assert view_rewards(batch, options).metrics["reward/compared_frac"] == 0.5

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from records.types import PastAnswer, PastSession, PromptHistory, SessionOutcome
 from trainer.batch.comparisons import RewardFacts
-from trainer.batch.reward_view import eligible_turns, reward_advantages
+from trainer.batch.reward_view import view_rewards
 from trainer.objectives.options import HindsightOpd
 
 FEW = settings(max_examples=60)
@@ -55,7 +55,7 @@ def by_session(sessions: Sequence[Session], **values: Any) -> list[list[float]]:
         for place, (start, outcome, worth) in enumerate(sessions)
         for index in range(len(worth))
     ]
-    found = iter(reward_advantages(facts, options(reward_outcome="only", **values)))
+    found = iter(view_rewards(facts, options(reward_outcome="only", **values)).advantages)
     return [[next(found) for _ in worth] for _, _, worth in sessions]
 
 
@@ -112,7 +112,9 @@ def test_a_session_counts_once_whether_it_is_in_the_batch_or_earlier(
         )
         for place, (start, outcome, _) in enumerate(sessions)
     ]
-    found = reward_advantages(facts, options(reward_outcome="only", reward_baseline="session"))
+    found = view_rewards(
+        facts, options(reward_outcome="only", reward_baseline="session")
+    ).advantages
     assert found == pytest.approx([own[0] for own in expected[: len(sessions)]])
 
 
@@ -202,8 +204,10 @@ def test_who_moves_further_from_the_start_gains_less(
     if baseline != "none":
         chosen["divide_by_std"] = False
     charged = options(reward_kl_coef=coef, **chosen)
-    before = reward_advantages(turns(answers), charged)
-    after = reward_advantages(turns([(prompt, reward, length, nats + more), *others]), charged)
+    before = view_rewards(turns(answers), charged).advantages
+    after = view_rewards(
+        turns([(prompt, reward, length, nats + more), *others]), charged
+    ).advantages
     rivals = sum(baseline == "step" or one[0] == prompt for one in others)
     if baseline != "none" and rivals == 0:
         assert after == pytest.approx(before)
@@ -232,8 +236,8 @@ def test_a_penalty_that_warms_up_lies_between_none_and_all(
         chosen["length_anchor"] = 10
     facts = turns(answers)
     spared = options(length_min_pass_rate=least, length_warmup_steps=warmup, **chosen)
-    found = reward_advantages(facts, spared, step)
-    whole = reward_advantages(facts, options(**chosen))
+    found = view_rewards(facts, spared, step).advantages
+    whole = view_rewards(facts, options(**chosen)).advantages
     share = min(1.0, step / warmup)
     for (prompt, reward, _, _), ours, full in zip(answers, found, whole, strict=True):
         passed = [one[1] > 0 for one in answers if one[0] == prompt]
@@ -250,7 +254,7 @@ def test_a_higher_threshold_takes_the_teacher_from_no_turn(
 ) -> None:
     def teaches(threshold: float) -> list[bool]:
         chosen = options(mix="replace" if mix else "sum", pass_rate_threshold=threshold)
-        return eligible_turns(turns(answers), chosen)
+        return view_rewards(turns(answers), chosen).eligible
 
     few, many = teaches(min(one, other)), teaches(max(one, other))
     assert all(more or not less for less, more in zip(few, many, strict=True))
@@ -272,9 +276,9 @@ def test_earlier_answers_that_pass_take_the_teacher_and_those_that_fail_bring_it
         for place, reward in enumerate(past)
     ]
     alone, beside = turns(answers), turns(answers, earlier)
-    before, after = eligible_turns(alone, chosen), eligible_turns(beside, chosen)
+    before, after = view_rewards(alone, chosen).eligible, view_rewards(beside, chosen).eligible
     if all(reward > 0 for reward in past):
         assert all(less or not more for less, more in zip(before, after, strict=True))
     if all(reward <= 0 for reward in past):
         assert all(more or not less for less, more in zip(before, after, strict=True))
-    assert not any(math.isnan(value) for value in reward_advantages(beside, chosen))
+    assert not any(math.isnan(value) for value in view_rewards(beside, chosen).advantages)

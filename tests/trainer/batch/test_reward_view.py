@@ -12,13 +12,8 @@ from pydantic import ValidationError
 
 from records.training.outcome_rewards import as_reward
 from records.types import NO_HISTORY, PastAnswer, PastSession, PromptHistory, SessionOutcome
-from trainer.batch.comparisons import RewardFacts, pass_rates
-from trainer.batch.reward_view import (
-    eligible_turns,
-    length_metrics,
-    reward_advantages,
-    reward_metrics,
-)
+from trainer.batch.comparisons import RewardFacts, compare
+from trainer.batch.reward_view import length_metrics, view_rewards
 from trainer.objectives.options import HindsightOpd, SupervisedOpd
 
 
@@ -60,41 +55,41 @@ BATCH = [turn(1.0, 10), turn(None, 500), turn(1.0, 30), turn(-1.0, 20), turn(1.0
 
 
 def test_a_turn_without_reward_adds_nothing_and_is_compared_with_nobody() -> None:
-    assert reward_advantages(BATCH, options()) == [1.0, 0.0, 1.0, -1.0, 1.0]
-    assert reward_advantages(BATCH, HindsightOpd()) == [0.0] * 5
-    assert reward_advantages([turn(None)], options(reward_baseline="prompt")) == [0.0]
+    assert view_rewards(BATCH, options()).advantages == [1.0, 0.0, 1.0, -1.0, 1.0]
+    assert view_rewards(BATCH, HindsightOpd()).advantages == [0.0] * 5
+    assert view_rewards([turn(None)], options(reward_baseline="prompt")).advantages == [0.0]
     supervised = SupervisedOpd(name="supervised_opd", reward_coef=0.5)
-    assert reward_advantages(BATCH, supervised) == [1.0, 0.0, 1.0, -1.0, 1.0]
+    assert view_rewards(BATCH, supervised).advantages == [1.0, 0.0, 1.0, -1.0, 1.0]
 
 
 def test_each_penalty_by_hand() -> None:
-    uniform = reward_advantages(BATCH, options(length_penalty="uniform", length_coef=0.01))
+    uniform = view_rewards(BATCH, options(length_penalty="uniform", length_coef=0.01)).advantages
     assert uniform == pytest.approx([0.9, 0.0, 0.7, -1.2, 0.93])
     # Of prompt a, 10, 30 and 20 tokens: lambda 0.5, -0.5 and 0, and a wrong answer gains nothing;
     # b's is alone.
-    group = reward_advantages(BATCH, options(length_penalty="group"))
+    group = view_rewards(BATCH, options(length_penalty="group")).advantages
     assert group == pytest.approx([1.05, 0.0, 0.95, -1.0, 1.0])
-    anchor = reward_advantages(BATCH, options(length_penalty="anchor", length_anchor=10))
+    anchor = view_rewards(BATCH, options(length_penalty="anchor", length_anchor=10)).advantages
     assert anchor == pytest.approx([1.0, 0.0, 1.0 - 0.01 * 2, -1.0 - 0.01, 1.0])
 
 
 def test_baselines_compare_what_is_left_after_the_penalty() -> None:
     batch = [turn(1.0, 10), turn(1.0, 30)]
-    plain = reward_advantages(batch, options(reward_baseline="prompt"))
+    plain = view_rewards(batch, options(reward_baseline="prompt")).advantages
     assert plain == [0.0, 0.0]
     set_ = options(reward_baseline="prompt", length_penalty="group", divide_by_std=False)
-    assert reward_advantages(batch, set_) == pytest.approx([0.05, -0.05])
+    assert view_rewards(batch, set_).advantages == pytest.approx([0.05, -0.05])
 
 
 def test_pass_at_k_pays_the_lead_of_the_best_answer_to_a_prompt() -> None:
     batch = [turn(0.0), turn(1.0), turn(0.5), turn(1.0, prompt="b"), turn(None), turn(2.0, step=3)]
-    lead = reward_advantages(batch, options(reward_baseline="passk", divide_by_std=False))
+    lead = view_rewards(batch, options(reward_baseline="passk", divide_by_std=False)).advantages
     assert lead == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0])
     deviation = statistics.stdev([0.0, 1.0, 0.5, 2.0])
-    scaled = reward_advantages(batch, options(reward_baseline="passk"))
+    scaled = view_rewards(batch, options(reward_baseline="passk")).advantages
     assert scaled == pytest.approx([0.0, 0.0, 0.0, 0.0, 0.0, 1.0 / (deviation + 1e-6)])
     alone = [turn(1.0), turn(1.0, prompt="b")]
-    assert reward_advantages(alone, options(reward_baseline="passk")) == [0.0, 0.0]
+    assert view_rewards(alone, options(reward_baseline="passk")).advantages == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -118,24 +113,27 @@ def test_what_is_refused(values: dict[str, object], said: str) -> None:
 
 
 def test_metrics_tell_right_from_wrong_where_rewards_are_wanted() -> None:
-    found = reward_metrics(BATCH, options())
+    found = view_rewards(BATCH, options()).metrics
     assert found["length/mean"] == pytest.approx(567 / 5)
     assert found["length/correct_mean"] == pytest.approx(47 / 3)
     assert found["length/wrong_minus_correct"] == pytest.approx(20 - 47 / 3)
     assert not any(name.endswith("compared_frac") for name in found)
-    unknown = reward_metrics(BATCH, HindsightOpd())
+    unknown = view_rewards(BATCH, HindsightOpd()).metrics
     assert unknown["length/max"] == 500
     assert not any("correct" in name for name in unknown)
-    assert math.isnan(reward_metrics([turn(1.0, 3)], options())["length/wrong_mean"])
+    assert math.isnan(view_rewards([turn(1.0, 3)], options()).metrics["length/wrong_mean"])
 
 
 def test_turns_with_nobody_to_be_compared_with_are_counted() -> None:
     # Three of the four rewarded turns have the same prompt; all are at the same step.
     group = options(reward_baseline="step", length_penalty="group")
-    found = reward_metrics(BATCH, group)
+    found = view_rewards(BATCH, group).metrics
     assert (found["reward/compared_frac"], found["length/compared_frac"]) == (1.0, 0.75)
-    assert reward_metrics(BATCH, options(reward_baseline="passk"))["reward/compared_frac"] == 0.75
-    nobody = reward_metrics([turn(None)], options(reward_baseline="prompt"))
+    assert (
+        view_rewards(BATCH, options(reward_baseline="passk")).metrics["reward/compared_frac"]
+        == 0.75
+    )
+    nobody = view_rewards([turn(None)], options(reward_baseline="prompt")).metrics
     assert math.isnan(nobody["reward/compared_frac"])
 
 
@@ -143,13 +141,13 @@ def test_a_turn_alone_in_its_batch_is_compared_with_earlier_answers_to_its_promp
     alone = turn(1.0, history=PromptHistory(recent=answers(0.0, 0.0, 1.0)))
     other = turn(1.0, prompt="b")
     plain = options(reward_baseline="prompt", divide_by_std=False)
-    assert reward_advantages([alone, other], plain) == pytest.approx([0.5, 0.0])
+    assert view_rewards([alone, other], plain).advantages == pytest.approx([0.5, 0.0])
     lead = options(reward_baseline="passk", divide_by_std=False)
     # The best is one of two equally good ones.
-    assert reward_advantages([alone], lead) == [0.0]
+    assert view_rewards([alone], lead).advantages == [0.0]
     best = turn(2.0, history=PromptHistory(recent=answers(0.0, 1.5)))
-    assert reward_advantages([best], lead) == pytest.approx([0.5])
-    found = reward_metrics([alone, other], plain)
+    assert view_rewards([best], lead).advantages == pytest.approx([0.5])
+    found = view_rewards([alone, other], plain).metrics
     assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
 
 
@@ -158,15 +156,15 @@ def test_steps_are_compared_with_earlier_answers_at_the_same_step() -> None:
     first = turn(1.0, history=PromptHistory(recent=answers(-1.0, -1.0, 0.0)))
     later = replace(turn(1.0, prompt="b"), step_index=1)
     # The mean of step 0 is -0.25. Nothing else is at step 1.
-    assert reward_advantages([first, later], set_) == pytest.approx([1.25, 0.0])
-    found = reward_metrics([first, later], set_)
+    assert view_rewards([first, later], set_).advantages == pytest.approx([1.25, 0.0])
+    found = view_rewards([first, later], set_).metrics
     assert (found["reward/compared_frac"], found["reward/past_answers"]) == (0.5, 3.0)
 
 
 def test_earlier_answers_count_once_for_a_prompt_that_a_batch_has_twice() -> None:
     history = PromptHistory(recent=answers(-1.0, -1.0))
     batch = [turn(1.0, history=history), turn(1.0, history=history)]
-    assert pass_rates(batch).tolist() == [0.5, 0.5]
+    assert compare(batch).rates[:2].tolist() == [0.5, 0.5]
 
 
 def test_failures_of_prompts_that_rarely_pass_learn_from_the_teacher() -> None:
@@ -179,15 +177,17 @@ def test_failures_of_prompts_that_rarely_pass_learn_from_the_teacher() -> None:
         turn(1.0, prompt="c", history=seldom),
     ]
     # Of four answers to a one passed, of b two, and c's own passed.
-    assert eligible_turns(batch, set_) == [True, False, False]
-    assert reward_metrics(batch, set_)["opd/frac_underperforming_prompts"] == pytest.approx(1 / 3)
+    assert view_rewards(batch, set_).eligible == [True, False, False]
+    assert view_rewards(batch, set_).metrics["opd/frac_underperforming_prompts"] == pytest.approx(
+        1 / 3
+    )
 
 
 def test_k2_takes_the_place_of_the_reward_where_a_turn_is_eligible() -> None:
     k2 = SupervisedOpd(
         name="supervised_opd", reward_coef=1.0, mix="replace", pass_rate_threshold=0.0, horizon=4
     )
-    assert eligible_turns([turn(-1.0), turn(1.0, prompt="b")], k2) == [True, False]
+    assert view_rewards([turn(-1.0), turn(1.0, prompt="b")], k2).eligible == [True, False]
     with pytest.raises(ValidationError, match="mix = replace needs"):
         SupervisedOpd(name="supervised_opd", mix="replace")
     with pytest.raises(ValidationError, match="pass_rate_threshold goes by rewards"):
@@ -202,32 +202,32 @@ def test_an_anchor_is_the_length_at_which_a_prompt_first_passed_often() -> None:
     set_ = options(length_penalty="anchor", length_anchor="first_pass")
     batch = [turn(1.0, 40, history=history), turn(1.0, 40, "b")]
     # Twice as long as 20 tokens; b has no anchor yet.
-    assert reward_advantages(batch, set_) == pytest.approx([0.99, 1.0])
-    assert reward_metrics(batch, set_)["length/anchored_frac"] == 0.5
+    assert view_rewards(batch, set_).advantages == pytest.approx([0.99, 1.0])
+    assert view_rewards(batch, set_).metrics["length/anchored_frac"] == 0.5
     # Seven answers are too few for a pass rate.
     few = PromptHistory(first=answers(*[1.0] * 7))
-    assert reward_advantages([turn(1.0, 40, history=few)], set_) == [1.0]
+    assert view_rewards([turn(1.0, 40, history=few)], set_).advantages == [1.0]
 
 
 def test_a_penalty_warms_up_and_may_spare_hard_prompts() -> None:
     warm = options(length_penalty="uniform", length_coef=0.01, length_warmup_steps=4)
-    assert reward_advantages([turn(1.0, 10)], warm, step=0) == [1.0]
-    assert reward_advantages([turn(1.0, 10)], warm, step=2) == pytest.approx([0.95])
-    assert reward_advantages([turn(1.0, 10)], warm, step=9) == pytest.approx([0.9])
+    assert view_rewards([turn(1.0, 10)], warm, step=0).advantages == [1.0]
+    assert view_rewards([turn(1.0, 10)], warm, step=2).advantages == pytest.approx([0.95])
+    assert view_rewards([turn(1.0, 10)], warm, step=9).advantages == pytest.approx([0.9])
     easy = options(length_penalty="uniform", length_coef=0.01, length_min_pass_rate=0.5)
     hard = turn(1.0, 10, history=PromptHistory(recent=answers(-1.0, -1.0)))
-    assert reward_advantages([hard, turn(1.0, 10, "b")], easy) == pytest.approx([1.0, 0.9])
-    found = reward_metrics([hard, turn(1.0, 30, "b")], easy)
+    assert view_rewards([hard, turn(1.0, 10, "b")], easy).advantages == pytest.approx([1.0, 0.9])
+    found = view_rewards([hard, turn(1.0, 30, "b")], easy).metrics
     assert (found["length/hard_mean"], found["length/easy_mean"]) == (10.0, 30.0)
 
 
 def test_a_cut_answer_teaches_nothing_if_it_is_to_be_so() -> None:
     batch = [turn(1.0, is_cut=True), turn(-1.0, prompt="b")]
-    assert reward_advantages(batch, options()) == [1.0, -1.0]
-    assert eligible_turns(batch, options()) == [True, True]
+    assert view_rewards(batch, options()).advantages == [1.0, -1.0]
+    assert view_rewards(batch, options()).eligible == [True, True]
     silent = options(zero_cut_answers=True)
-    assert reward_advantages(batch, silent) == [0.0, -1.0]
-    assert eligible_turns(batch, silent) == [False, True]
+    assert view_rewards(batch, silent).advantages == [0.0, -1.0]
+    assert view_rewards(batch, silent).eligible == [False, True]
 
 
 def test_a_reward_pays_for_what_the_policy_gives_more_than_the_start() -> None:
@@ -235,8 +235,8 @@ def test_a_reward_pays_for_what_the_policy_gives_more_than_the_start() -> None:
     past = PromptHistory(recent=answers(5.0, 5.0))
     batch = [turn(1.0, start_kl=4.0, history=past), turn(1.0, start_kl=-2.0, history=past)]
     # 0.6 and 1.2 with a mean of 0.9: earlier answers, whose nats nobody knows, do not count.
-    assert reward_advantages(batch, set_) == pytest.approx([-0.3, 0.3])
-    found = reward_metrics(batch, set_)
+    assert view_rewards(batch, set_).advantages == pytest.approx([-0.3, 0.3])
+    found = view_rewards(batch, set_).metrics
     assert (found["reward/start_kl"], found["reward/compared_frac"]) == (1.0, 1.0)
 
 
@@ -244,9 +244,9 @@ def test_every_k_answers_to_a_prompt_share_the_best_of_theirs() -> None:
     set_ = options(reward_best_of=2)
     # The newest earlier answer of a prompt comes first: -1 and 1 share 1, and the older is left.
     one = turn(-1.0, history=PromptHistory(recent=answers(1.0, -1.0)))
-    assert reward_advantages([one, turn(-1.0, prompt="b")], set_) == [1.0, -1.0]
+    assert view_rewards([one, turn(-1.0, prompt="b")], set_).advantages == [1.0, -1.0]
     pair = [turn(0.0), turn(0.5), turn(-1.0)]
-    assert reward_advantages(pair, set_) == [0.5, 0.5, -1.0]
+    assert view_rewards(pair, set_).advantages == [0.5, 0.5, -1.0]
 
 
 def test_a_turn_of_the_batch_is_never_its_own_past() -> None:
@@ -255,7 +255,7 @@ def test_a_turn_of_the_batch_is_never_its_own_past() -> None:
     other = PastAnswer(turn_id="older", version=1, reward=1.0, length=10)
     first = replace(turn(1.0), turn_id="first")
     second = replace(turn(-1.0, history=PromptHistory(recent=(mine, other))), turn_id="second")
-    assert pass_rates([first, second]).tolist() == pytest.approx([2 / 3, 2 / 3])
+    assert compare([first, second]).rates[:2].tolist() == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_hard_prompts_are_spared_by_the_pass_rate_that_is_reported() -> None:
@@ -264,13 +264,13 @@ def test_hard_prompts_are_spared_by_the_pass_rate_that_is_reported() -> None:
         reward_kl_coef=0.1, length_penalty="uniform", length_coef=0.05, length_min_pass_rate=0.5
     )
     hard = turn(1.0, 10, history=history, start_kl=0.0)
-    assert reward_advantages([hard], set_) == [1.0]
-    assert reward_metrics([hard], set_)["length/hard_mean"] == 10.0
+    assert view_rewards([hard], set_).advantages == [1.0]
+    assert view_rewards([hard], set_).metrics["length/hard_mean"] == 10.0
 
 
 def test_nats_that_nobody_measured_are_no_zero() -> None:
     with pytest.raises(ValueError, match="log-probs of the start for every turn"):
-        reward_advantages([turn(1.0)], options(reward_kl_coef=0.1))
+        view_rewards([turn(1.0)], options(reward_kl_coef=0.1))
 
 
 def in_session(
@@ -298,18 +298,18 @@ def test_all_turns_of_a_session_share_what_it_gained_over_others_of_its_task() -
     ]
     rewards = [1.0, -1.0, -1.0]  # a, b, c: each once, however many turns it has
     mean, std = statistics.mean(rewards), statistics.stdev(rewards)
-    found = reward_advantages(facts, options(**SESSIONS))
+    found = view_rewards(facts, options(**SESSIONS)).advantages
     expected = [(1.0 - mean) / (std + 1e-6)] * 2 + [(-1.0 - mean) / (std + 1e-6), 0.0, 0.0]
     assert found == pytest.approx(expected)
-    plain = reward_advantages(facts, options(**SESSIONS, divide_by_std=False))
+    plain = view_rewards(facts, options(**SESSIONS, divide_by_std=False)).advantages
     assert plain == pytest.approx([4 / 3, 4 / 3, -2 / 3, 0.0, 0.0])
-    metrics = reward_metrics(facts, options(**SESSIONS))
+    metrics = view_rewards(facts, options(**SESSIONS)).metrics
     assert metrics["reward/compared_frac"] == 3 / 4
 
 
 def test_no_session_is_compared_without_an_outcome() -> None:
-    assert reward_advantages([in_session("a", None)], options(**SESSIONS)) == [0.0]
-    metrics = reward_metrics([in_session("a", None)], options(**SESSIONS))
+    assert view_rewards([in_session("a", None)], options(**SESSIONS)).advantages == [0.0]
+    metrics = view_rewards([in_session("a", None)], options(**SESSIONS)).metrics
     assert math.isnan(metrics["reward/compared_frac"])
 
 

@@ -1,8 +1,9 @@
-"""Advantages that keep a process reward at its token instead of summing it away.
+"""Process rewards: how much the worth of a state rises from one to the next, and advantages that
+keep such a reward at its token instead of summing it away.
 
 Outcome and process rewards are normalised separately, then every token gets the sum of those at and
-after it (ALGORITHMS 8.6). Standard GRPO sums a rollout's rewards first, which leaves one number per
-rollout. Shapes: B rollouts, T tokens.
+after it (ALGORITHMS 8.5, 8.6). Standard GRPO sums a rollout's rewards first, which leaves one
+number per rollout. Shapes: E states, in the order of a session; B rollouts, T tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,14 @@ from torch import Tensor
 from trainer.objectives.normalise import Normalised, normalise
 
 EPSILON = 1e-6
+
+
+@torch.no_grad()
+def marginal_utilities(values_E: Tensor) -> Tensor:
+    """U_i = V_(i+1) - V_i [E - 1]. Raises ValueError for fewer than two values."""
+    if len(values_E) < 2:
+        raise ValueError("utilities need at least two values")
+    return values_E[1:] - values_E[:-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
