@@ -52,7 +52,7 @@ from records.names import Consent, TurnType
 from records.types import Ids
 from rollout_bridge.engine.errors import EngineError
 from rollout_bridge.engine.types import SamplingParams
-from rollout_bridge.rendering.template_errors import Unrenderable
+from rollout_bridge.rendering.templates.errors import Unrenderable
 
 logger = logging.getLogger(__name__)
 

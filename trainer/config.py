@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from records.names import SideSource
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
 from records.training.share import LessonShares, Share
 from rollout_bridge.engine.hold_file import HoldRules

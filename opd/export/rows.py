@@ -1,7 +1,7 @@
 """A turn as the rows of the files: pure, with token arrays as they are.
 
 The line of a session shares what its turns have in common, as its format says
-(opd/replay/recordings/formats/export.py); all other rows stand alone.
+(opd/replay/recordings/formats/export/sessions.py); all other rows stand alone.
 """
 
 from __future__ import annotations

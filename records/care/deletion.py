@@ -52,7 +52,7 @@ from records.tables.models import (
     VoteRow,
 )
 from records.tables.sql import chunks
-from records.training.prompt_history import num_answers
+from records.training.history.prompts import num_answers
 from records.training.repeats import repeat_no_more
 
 _OF_A_TURN = (

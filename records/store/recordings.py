@@ -12,7 +12,7 @@ from records.reading.replay_status import RecordedHint, ReplayStatus
 from records.reading.replaying import ImportedSession, PreparedSession
 from records.store.base import StoreBase
 from records.tables import loading
-from records.training import session_history
+from records.training.history import sessions
 from records.turns import turn_writes as turns
 from records.types import CapturedTurn
 
@@ -90,7 +90,7 @@ class RecordingStore(StoreBase):
 
     async def recorded_pass_rate(self, session_id: str) -> float | None:
         """The mean outcome of the recorded sessions at the task of this one; None if unknown."""
-        return await self.read(session_history.recorded_pass_rate, session_id=session_id)
+        return await self.read(sessions.recorded_pass_rate, session_id=session_id)
 
     async def has_recorded_outcomes(self) -> bool:
         """Whether a recording has an outcome."""

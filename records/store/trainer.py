@@ -10,7 +10,7 @@ from records.queue import freshness
 from records.queue.freshness import Untrained
 from records.store.base import StoreBase
 from records.training import ready_samples, reconcile, training
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards, rewarded
 from records.training.reconcile import Chain, ReconcileReport
 from records.training.share import UNCAPPED, LessonShares, Share

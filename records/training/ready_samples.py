@@ -17,9 +17,9 @@ from records.queue.side_samples import load_side_samples
 from records.tables.loading import TokenTriple, load_recordings, load_tokens, version_spans
 from records.tables.models import ExpertsRow, NodeRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
-from records.training.history_window import HistoryWindow
-from records.training.prompt_history import load_histories
-from records.training.session_history import load_sessions
+from records.training.history.prompts import load_histories
+from records.training.history.sessions import load_sessions
+from records.training.history.window import HistoryWindow
 from records.turns.recording import REPLAY_PRIORITY, Recording
 from records.types import (
     NO_HISTORY,

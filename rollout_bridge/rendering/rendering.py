@@ -37,9 +37,9 @@ from rollout_bridge.rendering.renderer_package import (
     package_config,
 )
 from rollout_bridge.rendering.stop_ids import model_stop_ids
-from rollout_bridge.rendering.template_errors import TemplateErrors
-from rollout_bridge.rendering.template_messages import template_messages
-from rollout_bridge.rendering.template_traits import TemplateTraits
+from rollout_bridge.rendering.templates.errors import TemplateErrors
+from rollout_bridge.rendering.templates.messages import template_messages
+from rollout_bridge.rendering.templates.traits import TemplateTraits
 from rollout_bridge.rendering.tokenizer import control_texts, load_tokenizer
 
 Tools = Sequence[dict[str, Any]]

@@ -18,8 +18,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
-from rollout_bridge.rendering.chat_template import render_template
 from rollout_bridge.rendering.control_text import is_control_text
+from rollout_bridge.rendering.templates.chat_template import render_template
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 from records.errors import StoreUnavailable
 from records.store import Store
 from rollout_bridge.slime.patience import patiently
-from rollout_bridge.slime.probe_scores import score_probes
-from rollout_bridge.slime.probes import Probe
+from rollout_bridge.slime.probes import Probe, score_probes
 from rollout_bridge.slime.settings import SlimeSettings
 from rollout_bridge.slime.source import LeasedTurns, TurnSource
 

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from records.names import DropReason, SideSource
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeReward, OutcomeRewards
 from records.types import ReadySample
 

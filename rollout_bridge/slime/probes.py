@@ -6,11 +6,16 @@ before the step scores them; the advantage hook compares (ALGORITHMS 1.10). It k
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from records.types import Ids, Logprobs
 from rollout_bridge.config import RendererConfig
+from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.config import EngineClientConfig
+from rollout_bridge.rendering.calibration_texts import calibration_sequences
+from rollout_bridge.rendering.rendering import Rendering
+from rollout_bridge.together import all_or_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +41,18 @@ class ProbePlan:
     client: EngineClientConfig
     seed: int
     bound: float
+
+
+async def score_probes(plan: ProbePlan, url: str) -> list[Probe]:
+    """The calibration's sequences, scored by the engines behind `url`.
+
+    Raises ValueError for a renderer that does not load, and what the engine client raises.
+    """
+    rendering = await asyncio.to_thread(Rendering.load, plan.model, plan.renderer)
+    sequences = calibration_sequences(rendering, plan.seed, plan.vocab_size)
+    async with EngineClient(url, config=plan.client) as engine:
+        scores = await all_or_none([engine.score(ids, 1) for ids in sequences])
+    return [
+        Probe(ids=ids, logprobs=logprobs, bound=plan.bound)
+        for ids, logprobs in zip(sequences, scores, strict=True)
+    ]

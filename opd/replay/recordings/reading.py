@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from opd.replay.recordings.formats.claude_code import is_claude_code, read_claude_code
-from opd.replay.recordings.formats.export import is_export, read_export
+from opd.replay.recordings.formats.claude_code.sessions import is_claude_code, read_claude_code
+from opd.replay.recordings.formats.export.sessions import is_export, read_export
 from opd.replay.recordings.formats.lines import MAX_LINE_BYTES, Line, read_lines
 from opd.replay.recordings.formats.openai_chat import is_openai_chat, read_openai_chat
 from opd.replay.recordings.formats.openclaw import is_openclaw, read_openclaw

@@ -20,8 +20,8 @@ from records.messages import Message, content_text, parsed_arguments
 from rollout_bridge.embedded.errors import BadRequest
 from rollout_bridge.rendering.content_tokenizer import ContentTokenizer
 from rollout_bridge.rendering.control_text import ControlTexts
-from rollout_bridge.rendering.template_errors import Unrenderable
-from rollout_bridge.rendering.template_traits import TemplateTraits
+from rollout_bridge.rendering.templates.errors import Unrenderable
+from rollout_bridge.rendering.templates.traits import TemplateTraits
 from rollout_bridge.rendering.tokenizer import control_texts
 
 Given = ParamSpec("Given")

@@ -18,7 +18,7 @@ from records.spill.spill import SpillFile, waiting_files
 from records.spill.spilled import Addition, encode
 from records.store import Store
 from tests.records.builders import SCOPE, a_session, a_turn, following, recorded, turn_in
-from tests.records.training.test_prompt_history import rewarded
+from tests.records.training.history.test_prompts import rewarded
 from trainer.checkpoints.manifest import Manifest
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import parquet
 
 from opd.replay.importing import ImportSettings, prepare_session
-from opd.replay.recordings.formats.export import read_export
+from opd.replay.recordings.formats.export.sessions import read_export
 from opd.replay.recordings.recorded import Problem, RecordedSession, RecordedTurn
 from records.feedback.feedback import Feedback
 from records.names import DropReason, TurnState, TurnType

@@ -13,7 +13,7 @@ from records.errors import StoreConflict
 from records.names import DropReason, TurnState
 from records.outcomes.rows import OutcomeSource
 from records.store import Store
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
 from records.types import CapturedTurn, ReadySample, TurnRecord, VersionSpan
 from tests.records.builders import (

@@ -8,7 +8,7 @@ from records.care.deletion import delete_sessions_op
 from records.names import TurnState, TurnType
 from records.outcomes.values import MOST_TURNS, TurnValue
 from records.store import Store
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
 from tests.records.builders import TRAINER, a_session, recorded, turn_in
 from tests.records.conftest import Clock

@@ -10,7 +10,7 @@ import pytest
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.renderer_package import package_config, prepare
 from rollout_bridge.rendering.rendering import Rendering
-from rollout_bridge.rendering.template_messages import template_messages
+from rollout_bridge.rendering.templates.messages import template_messages
 from tests.linear_time import growth
 from tests.rollout_bridge.family_tokenizers import EVERYTHING, write_family
 

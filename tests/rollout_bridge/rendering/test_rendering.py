@@ -6,7 +6,7 @@ import pytest
 from records.messages import fingerprint
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
-from rollout_bridge.rendering.template_messages import template_messages
+from rollout_bridge.rendering.templates.messages import template_messages
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
 
 TOOLS = [

@@ -14,7 +14,7 @@ import tomli_w
 from records.errors import StoreConflict, StoreUnavailable
 from records.names import DropReason, TurnState
 from records.store import Store
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.types import ReadySample, SideSamples, VersionSpan
 from rollout_bridge.engine.hold_file import HoldFile
 from rollout_bridge.merging import merge_turns

@@ -14,7 +14,7 @@ from rollout_bridge.merging import PackedSequence
 from rollout_bridge.slime.carrier import build
 from tests.trainer.tiny import VOCAB
 from trainer.config import TrainerConfig
-from trainer.slime.advantages import RankAdvantages, prepare
+from trainer.slime.advantages.of_rank import RankAdvantages, prepare
 from trainer.slime.loss import micro_batch_loss
 
 ROWS = ("total_lengths", "response_lengths", "loss_masks", "rollout_log_probs", "ref_log_probs")

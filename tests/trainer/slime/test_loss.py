@@ -29,7 +29,7 @@ from tests.trainer.slime.one_process import (
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
-from trainer.slime.advantages import prepare
+from trainer.slime.advantages.of_rank import prepare
 from trainer.slime.correction import correction_weights
 from trainer.slime.loss import micro_batch_loss
 from trainer.step.update import Updater

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from records.names import DropReason, SideSource
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from records.training.outcome_rewards import OutcomeRewards
 from records.types import ReadySample, SideSamples, Teaching
 from tests.trainer.tiny import conversation

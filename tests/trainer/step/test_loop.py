@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from opd.processes.roles.trainer_role import train_and_serve
 from records.names import DropReason, TurnState
 from records.store import Store
-from records.training.history_window import HistoryWindow
+from records.training.history.window import HistoryWindow
 from rollout_bridge.engine.served import ServedFile
 from rollout_bridge.guard.checks import add_check
 from rollout_bridge.stop_order import StopOrder, order_stop

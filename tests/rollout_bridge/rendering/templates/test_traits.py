@@ -10,7 +10,7 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.embedded.errors import BadRequest
 from rollout_bridge.embedded.server.prompts import Prompts
 from rollout_bridge.rendering.rendering import Rendering
-from rollout_bridge.rendering.template_errors import Unrenderable
+from rollout_bridge.rendering.templates.errors import Unrenderable
 from rollout_bridge.rendering.tokenizer import load_tokenizer
 from tests.rollout_bridge.family_tokenizers import FAMILIES, write_family
 

@@ -1,4 +1,4 @@
-"""The fields of an export's line, checked. `export.py` describes them."""
+"""The fields of an export's line, checked. `sessions.py` describes them."""
 
 from __future__ import annotations
 

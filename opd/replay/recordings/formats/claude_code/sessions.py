@@ -13,7 +13,7 @@ https://blog.fsck.com/releases/2026/02/22/claude-code-session-continuation.
   one message here. The results of parallel calls follow different lines of it; they stay together.
 - A user line's tool results become tool messages, its text a user message after them.
 - After a compaction, the prompt is the summary (`isCompactSummary`), then the messages that were
-  kept, if some were, then what follows (claude_code_compaction.py).
+  kept, if some were, then what follows (compaction.py).
 - Sidechains (subagents) are separate sessions: inside the file, or in `agent-ID.jsonl`. Their ids
   contain the id of the session that they belong to, because agent ids are not unique.
 - Other types (summary, system, progress, attachment, file-history-snapshot and future ones),
@@ -30,7 +30,7 @@ from typing import Any
 
 from opd.replay.recordings.conversation import session_of
 from opd.replay.recordings.entries import Origin
-from opd.replay.recordings.formats.claude_code_log import ClaudeCodeLog
+from opd.replay.recordings.formats.claude_code.log import ClaudeCodeLog
 from opd.replay.recordings.formats.lines import MAX_LINE_BYTES, read_lines
 from opd.replay.recordings.formats.tree import Node, entries_of, rootless, trees
 from opd.replay.recordings.recorded import Problem, Recording, RecordingFormat

@@ -58,8 +58,8 @@ from pydantic import ValidationError
 
 from opd.replay.recordings.conversation import missing_tools
 from opd.replay.recordings.entries import Origin
-from opd.replay.recordings.formats.export_fields import ExportedSession
-from opd.replay.recordings.formats.export_turns import TurnReading
+from opd.replay.recordings.formats.export.fields import ExportedSession
+from opd.replay.recordings.formats.export.turns import TurnReading
 from opd.replay.recordings.formats.lines import MAX_LINE_BYTES, Line, read_lines
 from opd.replay.recordings.recorded import (
     ImportProblem,

@@ -1,6 +1,6 @@
 """One session of an export: its turns, each joined with what it shares with its parent.
 
-`export.py` describes a line. Pure.
+`sessions.py` describes a line. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opd.replay.recordings.checks import (
     results_without_calls,
 )
 from opd.replay.recordings.entries import Origin, belongs_in_next_state
-from opd.replay.recordings.formats.export_fields import ExportedTurn
+from opd.replay.recordings.formats.export.fields import ExportedTurn
 from opd.replay.recordings.recorded import ImportProblem, Problem, RecordedTokens, RecordedTurn
 from records.messages import Message
 from records.types import Ids

@@ -1,4 +1,4 @@
-"""Lines in the shapes that the sources named in `claude_code.py` show."""
+"""Lines in the shapes that the sources named in `sessions.py` show."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """How far back to read earlier answers for a batch. A value that a configuration gives; how they
-are read is in prompt_history.py.
+are read is in prompts.py.
 """
 
 from __future__ import annotations

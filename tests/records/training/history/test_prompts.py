@@ -9,8 +9,8 @@ import numpy as np
 from records.care.housekeeping import Housekeeping
 from records.names import TurnState
 from records.store import Store
-from records.training import prompt_history
-from records.training.history_window import HistoryWindow
+from records.training.history import prompts
+from records.training.history.window import HistoryWindow
 from records.types import ReadySample, VersionSpan
 from tests.records.builders import (
     OWNER,
@@ -78,7 +78,7 @@ async def test_other_prompts_tools_and_tenants_are_no_past(store: Store) -> None
 
 
 async def test_the_first_answers_come_along_however_old(store: Store, monkeypatch: Any) -> None:
-    monkeypatch.setattr(prompt_history, "MOST", 2)
+    monkeypatch.setattr(prompts, "MOST", 2)
     for version in (1, 2, 3):
         await rewarded(store, float(version), version=version)
     await lease(store, 3, None)

@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.engine.config import EngineClientConfig
 from rollout_bridge.engine.errors import EngineError
-from rollout_bridge.slime.probe_scores import score_probes
-from rollout_bridge.slime.probes import Probe, ProbePlan
+from rollout_bridge.slime.probes import Probe, ProbePlan, score_probes
 from rollout_bridge.slime.rows import TrainRow, train_rows
 from tests.examples.shipped import MODEL
 from tests.trainer.slime.batches import samples_of
@@ -21,7 +20,7 @@ from tests.trainer.slime.one_process import OneProcess, arguments, backward, log
 from tests.trainer.tiny import load, save_model
 from trainer.config import TrainerConfig
 from trainer.errors import CalibrationError
-from trainer.slime.advantages import prepare
+from trainer.slime.advantages.of_rank import prepare
 
 PLAN = ProbePlan(
     model=str(MODEL),

@@ -18,8 +18,8 @@ from records.outcomes.rows import OutcomeRow, OutcomeSource
 from records.outcomes.values import values_of
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow
 from records.tables.sql import rows_in
-from records.training.equal_prompts import EqualPrompt
-from records.training.prompt_history import MOST
+from records.training.history.equal_prompts import EqualPrompt
+from records.training.history.prompts import MOST
 from records.types import PastSession, SessionOutcome
 
 _STARTS = (

@@ -1,6 +1,6 @@
 """The lines of one Claude Code log on their way to a tree: lines that belong together are joined.
 
-`claude_code.py` describes the lines. Pure.
+`sessions.py` describes the lines. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from opd.replay.recordings.checks import Fault
 from opd.replay.recordings.formats.blocks import response_of, text_of
-from opd.replay.recordings.formats.claude_code_compaction import Compactions
+from opd.replay.recordings.formats.claude_code.compaction import Compactions
 from opd.replay.recordings.formats.lines import Line
 from opd.replay.recordings.formats.tree import Node
 from opd.replay.recordings.recorded import ImportProblem, Problem

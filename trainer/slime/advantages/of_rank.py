@@ -31,15 +31,15 @@ from trainer.objectives.batch import TokenBatch, token_weights, weighted_sum
 from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
-from trainer.slime.agreement import agree, before_step
-from trainer.slime.batch_metrics import AdvantageFigures, BatchReport, batch_metrics
-from trainer.slime.calibration import compare_probes
-from trainer.slime.checks import RankFigures, check_taught, take_carriers
+from trainer.slime.advantages.agreement import agree, before_step
+from trainer.slime.advantages.batch_metrics import AdvantageFigures, BatchReport, batch_metrics
+from trainer.slime.advantages.calibration import compare_probes
+from trainer.slime.advantages.checks import RankFigures, check_taught, take_carriers
+from trainer.slime.advantages.start_kls import start_kls
 from trainer.slime.last_batch import LastBatch
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
 from trainer.slime.rows import RowBatch, Step, attach, joined, parted, row_batch
-from trainer.slime.start_kls import start_kls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

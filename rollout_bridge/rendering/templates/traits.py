@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from records.messages import Message
-from rollout_bridge.rendering.template_errors import TemplateErrors, Unrenderable
+from rollout_bridge.rendering.templates.errors import TemplateErrors, Unrenderable
 
 _TOOL_NAME, _SYSTEM_TEXT = "zanzibar_ferry", "Zanzibar sends greetings."
 _TOOL = {

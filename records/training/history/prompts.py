@@ -14,8 +14,8 @@ from sqlalchemy import Connection, Row, Select, and_, func, select
 from records.outcomes.rows import OutcomeRow
 from records.tables.models import IS_HELD_OUT, TokensRow, TurnRow, VerdictRow
 from records.tables.sql import chunks
-from records.training.equal_prompts import EqualPrompt
-from records.training.history_window import HistoryWindow
+from records.training.history.equal_prompts import EqualPrompt
+from records.training.history.window import HistoryWindow
 from records.types import PastAnswer, PromptHistory
 
 MOST = 256

@@ -1,0 +1,1 @@
+"""Session logs of Claude Code -> sessions of turns."""

@@ -1,0 +1,1 @@
+"""This project's own export of its records -> sessions of turns."""
