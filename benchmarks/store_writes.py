@@ -3,9 +3,10 @@
     python -m benchmarks.store_writes --seconds 60 --processes 4 [--url postgresql+asyncpg://...]
 
 Each process acts as a proxy (agents that record turns and give them their next state) and as the
-workers (claim, verdict, score) at once, as fast as it can. The two ways of writing alternate every
-few seconds in the same run, each on a fresh database, so that both see the same machine. Lock
-errors are operations that ended in StoreUnavailable; lock retries are transactions tried again.
+workers (claim, verdict, score) at once, as fast as it can; with `--no-workers` only as a proxy. The
+two ways of writing alternate every few seconds in the same run, each on a fresh database, so that
+both see the same machine. Lock errors are operations that ended in StoreUnavailable; lock retries
+are transactions tried again.
 """
 
 from __future__ import annotations
@@ -193,23 +194,25 @@ def score_of(turn: TurnRecord) -> Score:
     )
 
 
-async def load_process(url: str, group_max: int, seconds: float, agents: int, seed: int) -> Figures:
+async def load_process(
+    url: str, group_max: int, seconds: float, agents: int, seed: int, workers: bool = True
+) -> Figures:
     """The whole load of one process for `seconds`."""
     config = StoreConfig(url=url, group_max=group_max)
     async with await Store.open(config) as store:
         load = Load(store, time.monotonic() + seconds)
         rng = np.random.default_rng(seed)
         owner = f"worker-{seed}"
+        states = (TurnState.JUDGING, TurnState.SCORING) if workers else ()
         await asyncio.gather(
             *(load.agent(rng) for _ in range(agents)),
-            load.worker(TurnState.JUDGING, owner),
-            load.worker(TurnState.SCORING, owner),
+            *(load.worker(state, owner) for state in states),
         )
         load.figures.lock_retries = store.writer.num_retries
         return load.figures
 
 
-def _process(arguments: tuple[str, int, float, int, int]) -> Figures:
+def _process(arguments: tuple[str, int, float, int, int, bool]) -> Figures:
     return asyncio.run(load_process(*arguments))
 
 
@@ -244,12 +247,16 @@ def measure(arguments: argparse.Namespace, urls: dict[str, str]) -> dict[str, Fi
     totals = {mode: Figures() for mode in MODES}
     rounds = max(1, round(arguments.seconds / arguments.slice))
     seconds = arguments.seconds / rounds
+    works = not arguments.no_workers
     context = multiprocessing.get_context("spawn")
     with context.Pool(arguments.processes) as pool:
         for number in range(rounds):
             for mode, group_max in MODES.items():
                 seeds = range(number * 100, number * 100 + arguments.processes)
-                tasks = [(urls[mode], group_max, seconds, arguments.agents, s) for s in seeds]
+                tasks = [
+                    (urls[mode], group_max, seconds, arguments.agents, seed, works)
+                    for seed in seeds
+                ]
                 for figures in pool.map(_process, tasks, chunksize=1):
                     totals[mode].add(figures)
                 totals[mode].seconds += seconds
@@ -265,12 +272,16 @@ def report(totals: dict[str, Figures]) -> None:
             f"\n{mode}: {figures.rows / figures.seconds:,.0f} rows/s, "
             f"{figures.lock_errors} lock errors, {figures.lock_retries} lock retries"
         )
-        print(f"  {'operation':16}{'count':>9}{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}")
+        print(
+            f"  {'operation':16}{'count':>9}{'a second':>10}"
+            f"{'p50 ms':>10}{'p99 ms':>10}{'max ms':>10}"
+        )
         for operation, latencies in sorted(figures.latencies_s.items()):
             p50, p99 = np.percentile(latencies, [50, 99]) * 1000
             worst = max(latencies) * 1000
             count = len(latencies)
-            print(f"  {operation:16}{count:9,}{p50:10.1f}{p99:10.1f}{worst:10.1f}")
+            rate = count / figures.seconds
+            print(f"  {operation:16}{count:9,}{rate:10.1f}{p50:10.1f}{p99:10.1f}{worst:10.1f}")
     grouped, single = (totals[mode].rows / totals[mode].seconds for mode in MODES)
     print(f"\ngrouped / one transaction per operation: {grouped / single:.1f} times the rows/s")
 
@@ -282,6 +293,7 @@ def main() -> None:
     parser.add_argument("--slice", type=float, default=10.0, help="seconds between alternations")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--agents", type=int, default=16, help="concurrent agents per process")
+    parser.add_argument("--no-workers", action="store_true", help="nobody judges or scores")
     parser.add_argument(
         "--folder", type=Path, help="where the SQLite files go (default: temporary)"
     )
