@@ -44,7 +44,7 @@ def test_the_functions_need_nothing_else_of_the_project(package: str) -> None:
         for path in sorted(folder.rglob("*.py"))
         if path.stem != "__init__"
     ]
-    assert len(names) >= 5
+    assert len(names) >= 3
     loaded = _python("-c", f"import sys, {', '.join(names)}; print(' '.join(sys.modules))").split()
     own = {name for name in loaded if name.split(".")[0] in PACKAGES} - {"trainer"}
     allowed = ("trainer.objectives", "trainer.rewards")

@@ -8,7 +8,7 @@ from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 from tests.api_proxy.conftest import WEATHER, Door
 from tests.rollout_bridge.chat_tokenizers import write_tokenizer
-from tests.rollout_bridge.rendering.test_template_traits import ALTERNATING
+from tests.rollout_bridge.rendering.templates.test_traits import ALTERNATING
 
 USER = {"role": "user", "content": "Hello."}
 

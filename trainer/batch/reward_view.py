@@ -229,7 +229,8 @@ def _anchors(comparison: Comparison, options: HindsightOpd) -> Tensor:
     for one in facts:
         # Turns come first; earlier answers have no history of their own.
         if one.prompt_key not in found:
-            found[one.prompt_key] = prompt_anchor(one.history.first)
+            first = [(answer.reward, answer.length) for answer in one.history.first]
+            found[one.prompt_key] = prompt_anchor(first)
     anchors = [found[one.prompt_key] for one in facts]
     return torch.tensor(
         [math.nan if anchor is None else anchor for anchor in anchors], dtype=torch.float64

@@ -13,8 +13,6 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from records.types import PastAnswer
-
 UNIFORM_COEF = 1e-4
 GROUP_COEF = 0.1
 ANCHOR_COEF = 0.01
@@ -123,25 +121,27 @@ def next_anchor(
     return mean_length if pass_rate > min_pass_rate and mean_length > 0 else None
 
 
-def prompt_anchor(first: Sequence[PastAnswer]) -> float | None:
+def prompt_anchor(first: Sequence[tuple[float | None, int]]) -> float | None:
     """The mean length of the answers to a prompt when it first passes often (ALGORITHMS 8.8); None
-    before. `first` are the first answers to it, oldest first.
+    before. `first` are the rewards and lengths of the first answers to it, oldest first.
     """
     anchor = None
     for answers in _pooled(first):
-        passed = sum(answer.reward is not None and answer.reward > 0 for answer in answers)
+        passed = sum(reward is not None and reward > 0 for reward, _ in answers)
         anchor = next_anchor(
             anchor,
             pass_rate=passed / len(answers),
-            mean_length=sum(answer.length for answer in answers) / len(answers),
+            mean_length=sum(length for _, length in answers) / len(answers),
         )
     return anchor
 
 
-def _pooled(answers: Sequence[PastAnswer]) -> Iterator[list[PastAnswer]]:
+def _pooled(
+    answers: Sequence[tuple[float | None, int]],
+) -> Iterator[Sequence[tuple[float | None, int]]]:
     """Groups of ANCHOR_ANSWERS, in order; a smaller rest waits for more answers."""
     for start in range(0, len(answers) - ANCHOR_ANSWERS + 1, ANCHOR_ANSWERS):
-        yield list(answers[start : start + ANCHOR_ANSWERS])
+        yield answers[start : start + ANCHOR_ANSWERS]
 
 
 def _check(rewards_N: Tensor, lengths_N: Tensor) -> None:

@@ -18,12 +18,9 @@ from opd.replay.recordings.recorded import Problem, RecordedSession
 from opd.replay.recordings.votes import Votes, read_votes
 from records.messages import path_ids
 from tests.opd.replay.recording_files import AIRLINE, AIRLINE_VOTES, write_lines
-from tests.opd.replay.recordings.formats import (
-    test_claude_code,
-    test_export,
-    test_openclaw,
-    test_openclaw_rl,
-)
+from tests.opd.replay.recordings.formats import test_openclaw, test_openclaw_rl
+from tests.opd.replay.recordings.formats.claude_code import test_sessions as test_claude_code
+from tests.opd.replay.recordings.formats.export import test_sessions as test_export
 
 FILES: dict[str, list[Any]] = {
     "openai-chat": [
