@@ -195,7 +195,7 @@ def score_of(turn: TurnRecord) -> Score:
 
 
 async def load_process(
-    url: str, group_max: int, seconds: float, agents: int, seed: int, workers: bool = True
+    url: str, group_max: int, seconds: float, agents: int, seed: int, workers: bool
 ) -> Figures:
     """The whole load of one process for `seconds`."""
     config = StoreConfig(url=url, group_max=group_max)

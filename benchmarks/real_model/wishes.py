@@ -77,8 +77,8 @@ def is_code(answer: str, is_whole: bool) -> bool:
     return bool(re.search(code, answer, re.MULTILINE))
 
 
-_LINES = 4
-_WORDS = 12
+_POEM_LINES = 4
+_MOST_WORDS = 12
 
 
 def is_poem(answer: str, is_whole: bool) -> bool:
@@ -87,8 +87,9 @@ def is_poem(answer: str, is_whole: bool) -> bool:
     """
     lines = [line for line in answer.strip().split("\n") if line.strip()]
     lines = lines if is_whole else lines[:-1]
-    short = [2 < len(line.split()) <= _WORDS for line in lines]
-    return any(all(short[first : first + _LINES]) for first in range(len(lines) - _LINES + 1))
+    short = [2 < len(line.split()) <= _MOST_WORDS for line in lines]
+    starts = range(len(lines) - _POEM_LINES + 1)
+    return any(all(short[first : first + _POEM_LINES]) for first in starts)
 
 
 WISHES = {

@@ -32,8 +32,6 @@ from records.types import (
 from trainer.rewards.groups import group_ids, group_pass_rates, stepwise_advantages
 from trainer.rewards.process import marginal_utilities, token_preserving_advantages
 
-EASY_PASS_RATE = 0.5
-"""A prompt that passes at least this often counts as easy in metrics."""
 Values: TypeAlias = tuple[tuple[str, float | None], ...]
 """Turn ids of a session, in their order, and what each was worth before it was answered."""
 

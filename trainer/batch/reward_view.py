@@ -16,7 +16,6 @@ from torch import Tensor
 
 from records.types import ReadySample
 from trainer.batch.comparisons import (
-    EASY_PASS_RATE,
     Comparison,
     RewardFacts,
     compare,
@@ -31,11 +30,14 @@ from trainer.rewards.groups import (
     best_of_each,
     eligible_samples,
     grpo_passk_advantages,
+    members,
     stepwise_advantages,
     underperforming_share,
 )
 from trainer.rewards.length import penalise_lengths, prompt_anchor
 
+EASY_PASS_RATE = 0.5
+"""A prompt that passes at least this often counts as easy in metrics."""
 QUANTILES = (0.1, 0.5, 0.9, 0.99)
 """Of the lengths of a batch, in metrics."""
 
@@ -84,13 +86,13 @@ def view_rewards(
     advantages = [0.0] * len(facts)
     for place, value in zip(comparison.known, found, strict=True):
         advantages[place] = value
-    eligible, metrics = _eligible(comparison, options)
+    eligible, share = _eligible(comparison, options)
     lengths = torch.tensor([one.length for one in facts])
     if options.reward_coef == 0:
         metrics = length_metrics(lengths)
     else:
-        metrics |= length_metrics(lengths, comparison.rewards[: len(facts)]) | compared
-        metrics |= _by_difficulty(lengths, comparison.rates[: len(facts)])
+        metrics = length_metrics(lengths, comparison.rewards[: len(facts)])
+        metrics |= share | compared | _by_difficulty(lengths, comparison.rates[: len(facts)])
         if options.compares_prompts:
             metrics["reward/past_answers"] = float(len(comparison.everything) - len(facts))
     silent = [_teaches_nothing(one, options) for one in facts]
@@ -198,7 +200,7 @@ def _less_length(
     above 0 means a right answer. `anchors` are those of everything, for that penalty.
     """
     at = torch.tensor(places, dtype=torch.int64)
-    rewards, prompts = comparison.rewards[at], comparison.prompts[at]
+    rewards, prompts = comparison.rewards[at], members(comparison.prompts[at])
     if options.reward_best_of is not None:
         # Turns come before the earlier answers, and these go from new to old.
         rewards = best_of_each(rewards, prompts, options.reward_best_of)

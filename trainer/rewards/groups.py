@@ -40,6 +40,12 @@ def group_ids(keys: Sequence[Hashable]) -> Tensor:
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
+def members(groups_N: Tensor) -> list[Tensor]:
+    """The places of each group's samples [own number], in order, group by group."""
+    sizes = groups_N.bincount()
+    return list(groups_N.argsort(stable=True).split(sizes[sizes > 0].tolist()))
+
+
 @torch.no_grad()
 def group_statistics(values_N: Tensor, groups_N: Tensor) -> GroupStatistics:
     """Mean, std and size of each sample's group. Raises ValueError for values or groups that do
@@ -132,10 +138,9 @@ def grpo_passk_advantages(
     if bool((statistics.count < 2).any()):
         raise ValueError("a group has one rollout; the pass@k advantage needs at least two in each")
     advantages_B = torch.zeros_like(rewards_B)
-    for group in torch.unique(groups_B):
-        members = torch.nonzero(groups_B == group).squeeze(-1)
-        best, second = torch.topk(rewards_B[members], 2).values
-        winner = members[torch.argmax(rewards_B[members])]
+    for places in members(groups_B):
+        best, second = torch.topk(rewards_B[places], 2).values
+        winner = places[torch.argmax(rewards_B[places])]
         advantages_B[winner] = best - second
     if divide_by_std:
         advantages_B = advantages_B / (statistics.std + epsilon)
@@ -156,13 +161,12 @@ def pass_at_k_rewards(rewards_N: Tensor, k: int) -> Tensor:
 
 
 @torch.no_grad()
-def best_of_each(rewards_N: Tensor, prompts_N: Tensor, k: int) -> Tensor:
+def best_of_each(rewards_N: Tensor, prompts: Sequence[Tensor], k: int) -> Tensor:
     """Rewards [N], where every k answers to a prompt, in order, share their best one; fewer than k
-    answers keep their own.
+    answers keep their own. `prompts` are the places of each one's answers (`members`).
     """
     found_N = rewards_N.clone()
-    for prompt in prompts_N.unique():
-        places = torch.nonzero(prompts_N == prompt).squeeze(-1)
+    for places in prompts:
         whole = places[: len(places) // k * k]
         if len(whole):
             found_N[whole] = pass_at_k_rewards(rewards_N[whole], k)

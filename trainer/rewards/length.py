@@ -34,15 +34,15 @@ def penalise_lengths(
     penalty: LengthPenalty,
     rewards_N: Tensor,
     lengths_N: Tensor,
-    prompts_N: Tensor,
+    prompts: Sequence[Tensor],
     anchors_N: Tensor | None,
     *,
     coef: float | None,
     share: float,
 ) -> Tensor:
     """Rewards after a penalty [N], at `share` of its coefficient `coef` (None: the source's).
-    `prompts_N` number the prompts, among whose answers the group penalty compares; `anchors_N` are
-    for the anchor's.
+    `prompts` are the places of each one's answers, among which the group penalty compares;
+    `anchors_N` are for the anchor's.
     """
     coef = share * (_COEFS[penalty] if coef is None else coef)
     if penalty == "uniform":
@@ -52,8 +52,7 @@ def penalise_lengths(
             raise ValueError("the anchor penalty needs the anchor of every prompt")
         return anchor_penalty(rewards_N, lengths_N, anchors_N, coef=coef)
     found_N = rewards_N.clone()
-    for prompt in prompts_N.unique():
-        own = prompts_N == prompt
+    for own in prompts:
         found_N[own] = group_penalty(rewards_N[own], lengths_N[own], rewards_N[own], coef=coef)
     return found_N
 

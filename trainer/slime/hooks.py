@@ -26,8 +26,8 @@ from typing import Any
 from torch import Tensor
 
 from trainer.config import TrainerConfig
-from trainer.slime.advantages.batch_metrics import NOTHING
 from trainer.slime.advantages.of_rank import prepare
+from trainer.slime.batch_metrics import NOTHING
 from trainer.slime.correction import correction_weights
 from trainer.slime.last_batch import LastBatch
 from trainer.slime.loss import micro_batch_loss

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainer.batch.token_batch import Correction
 from trainer.objectives.frame import ObjectiveResult
-from trainer.slime.advantages.batch_metrics import NOTHING, BatchReport, TurnFigures, corrected
+from trainer.slime.batch_metrics import NOTHING, BatchReport, TurnFigures, corrected
 from trainer.slime.ranks import Ranks
 
 PREFIX = "last_batch/"

@@ -41,9 +41,9 @@ from trainer.objectives.policy.policy_gradient import teacher_advantages
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedBatch(BatchContext):
     """A batch before its first gradient: everything here is detached. `requests` say which tokens
-    each micro-batch asks the policy for. `lost` are the places of samples that the
-    teacher could not score. `counts` are those of the batch before guards and
-    rejection, `tokens_computed` go through the model, padding included.
+    each micro-batch asks the policy for. `lost` are the places of samples that the teacher could
+    not score, `reward_metrics` those of rewards and lengths. `counts` are those of the batch before
+    guards and rejection, `tokens_computed` go through the model, padding included.
     """
 
     batches: list[MicroBatch]
@@ -166,14 +166,7 @@ class BatchPreparation:
         )
         lost = frozenset(index for index, view in enumerate(views) if view.lacks_scores)
         supports = None if plan.support == "none" else support_ids(views)
-        requests = [
-            TokenRequest(
-                support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
-                top_k=passes.report_top_k,
-                entropy_gradient=config.beta_entropy != 0,
-            )
-            for batch in batches
-        ]
+        requests = self._requests(batches, supports)
         if passes.supports:
             scores = score_batches(policy, batches, support_ids=supports)
             views = remember_supports(views, scores)
@@ -199,6 +192,18 @@ class BatchPreparation:
             whole=whole,
             statistics=statistics,
         )
+
+    def _requests(
+        self, batches: Sequence[MicroBatch], supports: Sequence[Tensor] | None
+    ) -> list[TokenRequest]:
+        return [
+            TokenRequest(
+                support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
+                top_k=self._passes.report_top_k,
+                entropy_gradient=self._config.beta_entropy != 0,
+            )
+            for batch in batches
+        ]
 
     def _sampling_logprobs(
         self,

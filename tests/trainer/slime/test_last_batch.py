@@ -12,8 +12,8 @@ from tests.trainer.slime.one_process import OneProcess, arguments, backward, rol
 from tests.trainer.tiny import load, save_model
 from trainer.batch.token_figures import QUANTILE_KEYS
 from trainer.config import TrainerConfig
-from trainer.slime.advantages.batch_metrics import BatchReport
 from trainer.slime.advantages.of_rank import prepare
+from trainer.slime.batch_metrics import BatchReport
 from trainer.slime.last_batch import PREFIX
 from trainer.step.update import Updater
 

@@ -27,8 +27,8 @@ from trainer.objectives.batch import (
     TokenBatch,
     select_finite,
 )
-from trainer.slime.advantages.batch_metrics import TurnFigures
 from trainer.slime.advantages.checks import RankFigures, check_complete, check_finite
+from trainer.slime.batch_metrics import TurnFigures
 from trainer.slime.ranks import Ranks
 from trainer.slime.rows import RowBatch, Step, carried
 from trainer.step.preparation import batch_statistics

@@ -14,7 +14,7 @@ from rollout_bridge.slime.carrier import BatchFacts, RowCarrier
 from trainer.config import TrainerConfig
 from trainer.errors import DistillationOffError, NonFiniteError
 from trainer.objectives.batch import GlobalCounts
-from trainer.slime.advantages.batch_metrics import TurnFigures
+from trainer.slime.batch_metrics import TurnFigures
 
 
 class RankFigures(NamedTuple):

@@ -32,10 +32,10 @@ from trainer.objectives.distributions.kl import distillation_advantage
 from trainer.objectives.options import HindsightOpd
 from trainer.objectives.policy.policy_gradient import advantages as policy_advantages
 from trainer.slime.advantages.agreement import agree, before_step
-from trainer.slime.advantages.batch_metrics import AdvantageFigures, BatchReport, batch_metrics
 from trainer.slime.advantages.calibration import compare_probes
 from trainer.slime.advantages.checks import RankFigures, check_taught, take_carriers
 from trainer.slime.advantages.start_kls import start_kls
+from trainer.slime.batch_metrics import AdvantageFigures, BatchReport, batch_metrics
 from trainer.slime.last_batch import LastBatch
 from trainer.slime.ranks import Ranks
 from trainer.slime.row_states import compared, device_of, new_step, row_states
