@@ -223,6 +223,28 @@ def split_turns(scores: TokenLogprobs, batch: MicroBatch) -> dict[int, TurnScore
     }
 
 
+def token_requests(
+    batches: Sequence[MicroBatch],
+    support_ids: Sequence[Tensor] | None,
+    *,
+    top_k: int = 0,
+    entropy_gradient: bool = False,
+    draw: int = 0,
+    generator: torch.Generator | None = None,
+) -> list[TokenRequest]:
+    """What each micro-batch asks a model for; `support_ids` [R, K] of each turn."""
+    return [
+        TokenRequest(
+            support_ids_BTK=None if support_ids is None else batch.spread(support_ids, fill=0),
+            top_k=top_k,
+            entropy_gradient=entropy_gradient,
+            draw=draw,
+            generator=generator,
+        )
+        for batch in batches
+    ]
+
+
 @torch.no_grad()
 def score_batches(
     model: LogprobModel,
@@ -235,13 +257,8 @@ def score_batches(
 ) -> list[TurnScores]:
     """Scores of every turn of `batches`, in the order of the samples; `support_ids` [R, K] each."""
     found: dict[int, TurnScores] = {}
-    for batch in batches:
-        request = TokenRequest(
-            support_ids_BTK=None if support_ids is None else batch.spread(support_ids, fill=0),
-            top_k=top_k,
-            draw=draw,
-            generator=generator,
-        )
+    requests = token_requests(batches, support_ids, top_k=top_k, draw=draw, generator=generator)
+    for batch, request in zip(batches, requests, strict=True):
         scores = model.token_logprobs(batch.ids_BT, batch.mask_BT, batch.temperatures_BT, request)
         found |= split_turns(scores, batch)
     return [found[turn] for turn in range(len(found))]

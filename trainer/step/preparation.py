@@ -23,6 +23,7 @@ from trainer.batch.collate import (
     micro_batches,
     pad_rows,
     score_batches,
+    token_requests,
 )
 from trainer.batch.reward_view import reward_facts, view_rewards
 from trainer.batch.side_sampling import Older, by_sampling_weights
@@ -166,7 +167,12 @@ class BatchPreparation:
         )
         lost = frozenset(index for index, view in enumerate(views) if view.lacks_scores)
         supports = None if plan.support == "none" else support_ids(views)
-        requests = self._requests(batches, supports)
+        requests = token_requests(
+            batches,
+            supports,
+            top_k=passes.report_top_k,
+            entropy_gradient=config.beta_entropy != 0,
+        )
         if passes.supports:
             scores = score_batches(policy, batches, support_ids=supports)
             views = remember_supports(views, scores)
@@ -192,18 +198,6 @@ class BatchPreparation:
             whole=whole,
             statistics=statistics,
         )
-
-    def _requests(
-        self, batches: Sequence[MicroBatch], supports: Sequence[Tensor] | None
-    ) -> list[TokenRequest]:
-        return [
-            TokenRequest(
-                support_ids_BTK=None if supports is None else batch.spread(supports, fill=0),
-                top_k=self._passes.report_top_k,
-                entropy_gradient=self._config.beta_entropy != 0,
-            )
-            for batch in batches
-        ]
 
     def _sampling_logprobs(
         self,
