@@ -25,8 +25,9 @@ from benchmarks.proxy_processes import HEADERS, LAB_MODEL, SYSTEM, cpu_s, run_en
 from benchmarks.scripted_engine import Script
 from opd.processes.supervisor import free_ports
 from opd.run import config as run_config
-from opd.run.config import merge
+from opd.run.config import RunConfig, merge
 from opd.run.defaults import resolve, single_machine
+from records.store import Store
 from rollout_bridge.config import RendererConfig
 from rollout_bridge.rendering.rendering import Rendering
 
@@ -53,17 +54,26 @@ class Side:
 
 
 def start_proxy(stack: ExitStack, folder: Path, engine: str, port: int, workers: int = 1) -> int:
-    """Start this proxy as `opd proxy` does, with a new store in `folder`; returns its pid."""
+    """Start this proxy as `opd serve` does, with a new store in `folder`; returns its pid.
+
+    `serve` makes the store before it starts the proxy, which so never loads what migrates one.
+    """
     folder.mkdir()
     proxy = {"port": port, "workers": workers}
     own = {"renderer": RENDERER, "policy": {"url": engine}, "proxy": proxy}
     config = resolve(merge(single_machine(str(LAB_MODEL), folder), own), None, [])
     run_config.save(config, folder / "config.toml")
+    asyncio.run(_make_store(config))
     return started(
         stack,
         [sys.executable, "-m", "opd.cli.app", "proxy", "--run", str(folder)],
         folder / "ours.log",
     )
+
+
+async def _make_store(config: RunConfig) -> None:
+    async with await Store.open(config.store):
+        pass
 
 
 def lab_rendering() -> Rendering:
