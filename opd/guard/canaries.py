@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-import regex
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from records.messages import Message
@@ -53,6 +52,8 @@ class Canary(BaseModel):
         if len(given) != 1:
             raise ValueError(f"give one of {', '.join(_WAYS)}")
         if self.matches is not None:
+            import regex  # only where there are such canaries: every process reads settings
+
             try:
                 regex.compile(self.matches)
             except regex.error as error:

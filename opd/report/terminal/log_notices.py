@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from rich.console import Console
+if TYPE_CHECKING:
+    # The endpoint reads notices, too, and prints nothing: Rich would only cost it memory.
+    from rich.console import Console
 
 PROCESSES = ("proxy", "trainer", "judge", "engine_policy", "engine_frozen", "serve")
 """Further workers of the endpoint have logs of their own: proxy.2, ..."""
