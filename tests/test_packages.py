@@ -35,6 +35,15 @@ def test_modules_import_without_heavy_libraries() -> None:
     assert _python("-c", code).splitlines() == names
 
 
+def test_the_endpoint_imports_nothing_that_others_print_match_or_migrate_with() -> None:
+    """Each of its workers would hold them in memory for as long as it runs."""
+    names = ["opd.processes.roles.proxy_role", "api_proxy.app", "api_proxy.server.server"]
+    names += ["opd.report.curves", "opd.report.hint_versions", "opd.status.command"]
+    unused = HEAVY | {"alembic", "openai", "regex", "rich"}
+    code = f"import sys, {', '.join(names)}; print(*sorted({unused} & set(sys.modules)))"
+    assert _python("-c", code).split() == []
+
+
 @pytest.mark.parametrize(
     ("package", "among"),
     [
