@@ -217,7 +217,7 @@ class SideSampleOptions(Options):
 
 
 class SparseKl(Options):
-    """KL on a finite cache of tokens, no tail (sparse_kl.py; ALGORITHMS 5.4)."""
+    """KL on a finite cache of tokens (sparse_kl.py; ALGORITHMS 5.4)."""
 
     name: Literal["sparse_kl"]
     direction: Literal["reverse", "forward", "skewed", "policy_gradient"] = "reverse"
@@ -230,6 +230,10 @@ class SparseKl(Options):
     """Whose top-k. The student's is that of the student before the step or, where an engine
     teaches, of the weights that sampled the turn (slime: that served when it was scored).
     """
+    tail: bool = False
+    """One more element for what is outside the cache; without it, a reverse KL also falls when the
+    student's mass leaves the cache.
+    """
     token_clip: PositiveFloat | None = None
     """Clamp of an element of the sum from above; none means off."""
 
@@ -237,8 +241,10 @@ class SparseKl(Options):
     def _check(self) -> SparseKl:
         if self.direction != "skewed" and self.alpha != DEFAULT_SKEW:
             raise ValueError(f"alpha has no meaning in direction {self.direction}; unset it")
-        if self.direction == "policy_gradient" and self.token_clip is not None:
-            raise ValueError("token_clip has no meaning in direction policy_gradient; unset it")
+        if self.direction == "policy_gradient" and (self.tail or self.token_clip is not None):
+            raise ValueError(
+                "tail and token_clip have no meaning in direction policy_gradient; unset them"
+            )
         return self
 
     @property

@@ -60,7 +60,7 @@ REFUSED = [
             "objective.direction='policy_gradient'",
             "objective.token_clip=1.0",
         ],
-        "token_clip has no meaning",
+        "tail and token_clip have no meaning",
     ),
     (
         ["objective.name='side_samples'", "objective.clip=0.2", "objective.importance=false"],

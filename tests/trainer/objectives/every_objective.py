@@ -66,6 +66,9 @@ OBJECTIVES: dict[str, ObjectiveOptions] = {
     "sparse_reverse": SparseKl(name="sparse_kl", topk=K),
     "sparse_forward": SparseKl(name="sparse_kl", topk=K, direction="forward"),
     "sparse_skewed": SparseKl(name="sparse_kl", topk=K, direction="skewed", token_clip=0.3),
+    "sparse_tail": SparseKl(
+        name="sparse_kl", topk=K, direction="skewed", alpha=0.3, support_of="teacher", tail=True
+    ),
     "sparse_pg": SparseKl(name="sparse_kl", topk=K, direction="policy_gradient"),
 }
 # The gradient of these is not the derivative of their value: a part of it is detached on purpose.

@@ -256,6 +256,12 @@ SUPPORTS = {
     "reverse": (sparse(), -0.1124502, (0.3317639, 0.3057859)),
     "sparse forward": (sparse(direction="forward"), 0.1909019, (-0.7, -0.2)),
     "skewed": (sparse(direction="skewed"), 0.0392258, (-0.1841181, 0.052893)),
+    # With the rest, as "tail" and "forward" with .1 log .4 more.
+    "skewed tail": (
+        sparse(direction="skewed", tail=True),
+        0.5 * 0.1166225 + 0.5 * (0.1909019 - 0.0916291),
+        (-0.5631908, -0.1366434),
+    ),
     "skewed clipped": (sparse(direction="skewed", token_clip=0.02), 0.0255786, (0, 0.052893)),
     # w = (.5, .5), A = w (log 1.75, -log 2), both outside the clip of .2
     "sparse pg": (sparse(direction="policy_gradient"), -0.0585106, (0, 0)),

@@ -196,7 +196,7 @@ def clamped(values_BT: Tensor, limit: float | None) -> Tensor:
 
 TAIL_CEILING = -1e-7
 """Largest log-mass of a support: above it the rest would be log(0) or worse by rounding."""
-_ABSENT = -1e30
+ABSENT = -1e30
 """Log-prob of what has no probability on either side: exp gives 0, differences stay finite."""
 
 
@@ -263,14 +263,14 @@ def comparable(
     absent = (student == -torch.inf) & (teacher == -torch.inf)
     if valid is not None:
         absent = absent | (valid <= 0)
-    return student.masked_fill(absent, _ABSENT), teacher.masked_fill(absent, _ABSENT)
+    return student.masked_fill(absent, ABSENT), teacher.masked_fill(absent, ABSENT)
 
 
 def kl_terms(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
     """e^p (p - q) per element, 0 with gradient 0 where p is -inf; their sum is KL(p || q)."""
     impossible = logprobs == -torch.inf
-    logprobs = logprobs.masked_fill(impossible, _ABSENT)
-    other_logprobs = other_logprobs.masked_fill(impossible, _ABSENT)
+    logprobs = logprobs.masked_fill(impossible, ABSENT)
+    other_logprobs = other_logprobs.masked_fill(impossible, ABSENT)
     return torch.exp(logprobs) * (logprobs - other_logprobs)
 
 

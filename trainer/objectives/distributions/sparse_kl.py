@@ -1,9 +1,10 @@
-"""KL between student and teacher over a finite cache of tokens per position, without a tail.
+"""KL between student and teacher over a finite cache of tokens per position.
 
-Formulas: ALGORITHMS 5.4. The support is the top-k of the student that sampled, or of the teacher. A
-reverse KL over a stale support is biased once the student's mass has left it (`student_mass` shows
-it); the forward KL is weighted by the teacher and hardly affected. Over the whole vocabulary each
-is the dense KL.
+Formulas: ALGORITHMS 5.4. The support is the top-k of the student that sampled, or of the teacher.
+Without a tail, a reverse KL over a stale support is biased once the student's mass has left it
+(`student_mass` shows it); the forward KL is weighted by the teacher and hardly affected. With a
+tail, the rest of the vocabulary is one more element (ALGORITHMS 2.6). Over the whole vocabulary
+each is the dense KL.
 
 Shapes: [..., K], K support entries per token. It knows no reduction over tokens.
 """
@@ -17,7 +18,12 @@ import torch
 from torch import Tensor
 
 from trainer.objectives.batch import TokenBatch, TokenTerms, selected
-from trainer.objectives.distributions.kl import divergence_terms, needed_support
+from trainer.objectives.distributions.kl import (
+    ABSENT,
+    divergence_terms,
+    needed_support,
+    tail_logprob,
+)
 from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk, subset_reports
 from trainer.objectives.options import SparseKl
 
@@ -28,8 +34,8 @@ Direction = Literal["reverse", "forward", "skewed"]
 class SparseKlTerms:
     """Per token [...]; every field but `loss` is detached.
 
-    `clipped` is the share of the support's elements that `token_clip` cut, the masses are the
-    probability that either side puts on the support.
+    `clipped` is the share of elements that `token_clip` cut, the tail among them. The masses are
+    the probability that either side puts on the support.
     """
 
     loss: Tensor
@@ -46,12 +52,14 @@ def sparse_kl(
     direction: Direction,
     alpha: float = 0.5,
     token_clip: float | None = None,
+    tail: bool = False,
 ) -> SparseKlTerms:
     """Sum over the support of p (l - lt), of q (lt - l), or of alpha x forward + the rest reverse.
 
-    Student p = exp(l) with gradient everywhere, teacher q = exp(lt) detached. `token_clip` bounds
-    each element from above and stops its gradient there. Places at `valid` 0 are ignored. Log-probs
-    at `valid` 1 must be finite. Raises ValueError for an unknown direction, an alpha outside [0, 1]
+    Student p = exp(l) with gradient everywhere, teacher q = exp(lt) detached. `tail` adds what
+    either side puts outside the support as one element. `token_clip` bounds each element from above
+    and stops its gradient there. Places at `valid` 0 are ignored. Log-probs at `valid` 1 must be
+    finite. Raises ValueError for an unknown direction, an alpha outside [0, 1]
     or a token_clip that is not positive.
     """
     if direction not in ("reverse", "forward", "skewed"):
@@ -61,20 +69,25 @@ def sparse_kl(
     if token_clip is not None and token_clip <= 0.0:
         raise ValueError(f"token_clip must be positive, got {token_clip}; None is off")
     forward_share = {"reverse": 0.0, "forward": 1.0, "skewed": alpha}[direction]
-    in_support = torch.ones_like(logprobs) if valid is None else (valid > 0).expand_as(logprobs)
+    everything = torch.ones_like(logprobs, dtype=torch.bool)
+    in_support = everything if valid is None else (valid > 0).expand_as(logprobs)
     student = selected(logprobs, in_support)
     teacher = selected(teacher_logprobs, in_support).detach()
+    student_mass = selected(student.detach().exp(), in_support).sum(dim=-1)
+    teacher_mass = selected(teacher.exp(), in_support).sum(dim=-1)
+    if tail:
+        student, teacher = (_with_tail(side, in_support) for side in (student, teacher))
     elements = _elements(student, teacher, forward_share)
     clipped = torch.zeros_like(elements)
     if token_clip is not None:
         clipped = (elements > token_clip).to(elements.dtype)
         elements = elements.clamp(max=token_clip)
-    size = in_support.to(logprobs.dtype).sum(dim=-1)
+    size = in_support.to(logprobs.dtype).sum(dim=-1) + float(tail)
     return SparseKlTerms(
         loss=elements.sum(dim=-1),
         clipped=clipped.sum(dim=-1) / size.clamp(min=1.0),
-        student_mass=selected(student.detach().exp(), in_support).sum(dim=-1),
-        teacher_mass=selected(teacher.exp(), in_support).sum(dim=-1),
+        student_mass=student_mass,
+        teacher_mass=teacher_mass,
     )
 
 
@@ -104,6 +117,12 @@ def sparse_policy_gradient(
     )
 
 
+def _with_tail(logprobs: Tensor, in_support: Tensor) -> Tensor:
+    """[..., K + 1]: the last is what is outside the support; empty places have no mass."""
+    rest = tail_logprob(logprobs.masked_fill(~in_support, ABSENT))
+    return torch.cat([logprobs, rest.unsqueeze(-1)], dim=-1)
+
+
 def _elements(student: Tensor, teacher: Tensor, forward_share: float) -> Tensor:
     gap = teacher - student
     if forward_share == 1.0:
@@ -128,6 +147,7 @@ def sparse_kl_terms(batch: TokenBatch, options: SparseKl) -> TokenTerms:
         direction=options.direction,
         alpha=options.alpha,
         token_clip=options.token_clip,
+        tail=options.tail,
     )
     means = {
         "opd/student_mass": result.student_mass,

@@ -43,6 +43,32 @@ def test_gradient_of_the_reverse_goes_through_the_weights():
     torch.testing.assert_close(student.grad, STUDENT.exp() * (STUDENT - TEACHER + 1.0))
 
 
+@pytest.mark.parametrize("direction", ["reverse", "forward", "skewed"])
+def test_the_tail_is_one_more_token(direction):
+    student = STUDENT[:2].clone().requires_grad_()
+    terms = sparse_kl(student, TEACHER[:2], direction=direction, tail=True)
+    terms.loss.backward()
+    whole = sparse_kl(STUDENT, TEACHER, direction=direction)
+    torch.testing.assert_close(terms.loss, whole.loss)
+    assert terms.student_mass.item() == pytest.approx(0.75)
+    # Mass that leaves the support has nowhere free to go: the gradient is that of three tokens.
+    assert student.grad is not None
+    logits = STUDENT.clone().requires_grad_()
+    dense = sparse_kl(torch.log_softmax(logits, -1), TEACHER, direction=direction).loss
+    through = torch.log_softmax(logits, -1)[:2]
+    with_tail = sparse_kl(through, TEACHER[:2], direction=direction, tail=True).loss
+    torch.testing.assert_close(
+        torch.autograd.grad(with_tail, logits)[0], torch.autograd.grad(dense, logits)[0]
+    )
+
+
+def test_token_clip_counts_the_tail_among_the_elements():
+    terms = sparse_kl(STUDENT[:2], TEACHER[:2], direction="forward", token_clip=0.05, tail=True)
+    elements = TEACHER.exp() * (TEACHER - STUDENT)
+    assert terms.loss.item() == pytest.approx(elements.clamp(max=0.05).sum().item())
+    assert terms.clipped.item() == pytest.approx(1 / 3)
+
+
 def test_token_clip_cuts_from_above_only():
     student = STUDENT.clone().requires_grad_()
     terms = sparse_kl(student, TEACHER, direction="forward", token_clip=0.05)
@@ -56,14 +82,14 @@ def test_token_clip_cuts_from_above_only():
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("direction", ["reverse", "forward", "skewed"])
-def test_empty_places_change_nothing(direction, garbage):
+@pytest.mark.parametrize("tail", [False, True])
+def test_empty_places_change_nothing(tail, direction, garbage):
     extra = torch.tensor([garbage], dtype=torch.float64)
     valid = torch.tensor([1.0, 1.0, 1.0, 0.0])
     student = torch.cat([STUDENT, extra]).requires_grad_()
-    terms = sparse_kl(
-        student, torch.cat([TEACHER, extra]), valid, direction=direction, token_clip=0.05
-    )
-    alone = sparse_kl(STUDENT, TEACHER, direction=direction, token_clip=0.05)
+    settings = {"direction": direction, "token_clip": 0.05, "tail": tail}
+    terms = sparse_kl(student, torch.cat([TEACHER, extra]), valid, **settings)
+    alone = sparse_kl(STUDENT, TEACHER, **settings)
     terms.loss.backward()
     for name in ("loss", "clipped", "student_mass", "teacher_mass"):
         torch.testing.assert_close(getattr(terms, name), getattr(alone, name))
