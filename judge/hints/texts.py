@@ -13,6 +13,7 @@ from uuid import uuid4
 from judge.config import JudgeConfig
 from judge.hints.questions import HintQuestions, Relation
 from judge.votes.screening import Evidence, rejection
+from records.hints.texts import split_wishes
 from records.hints.types import Hint, HintPrompt, HintSource, PromptKind
 from records.messages import Message
 from records.names import DropReason
@@ -24,8 +25,6 @@ _WANTED_WISHES = 8
 heart.
 """
 _WRITING_ROUNDS = 3
-_HELD_OUT_OF = 3
-"""One in this many open wishes for the opposite is kept out of training."""
 
 
 class WriterStore(Protocol):
@@ -59,8 +58,8 @@ class TextWriter:
         others = [] if known else await self._outsides(hint, sources)
         return (
             *(
-                _prompt(hint, PromptKind.OPPOSITE, text, held_out=at % _HELD_OUT_OF == 1)
-                for at, text in enumerate(wishes)
+                _prompt(hint, PromptKind.OPPOSITE, text, held_out=held_out)
+                for text, held_out in split_wishes(hint.text, list(wishes))
             ),
             *(_prompt(hint, PromptKind.OUTSIDE, text, held_out=False) for text in others),
         )

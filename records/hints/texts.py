@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from records.hints.likeness import likeness
 from records.hints.types import HintPrompt, PromptKind
+
+_HELD_OUT_OF = 3
+"""One in this many open wishes for the opposite is kept out of training."""
+
+
+def split_wishes(hint: str, wishes: Sequence[str]) -> list[tuple[str, bool]]:
+    """Each new open wish for the opposite, and whether it is held out.
+
+    The likest to the hint come first: a text that names what it declines ("No code, please.") is
+    lost before one that does not ("Tell me in sentences."), so some of them train and some measure.
+    """
+    ranked = sorted(zip(likeness(hint, wishes), wishes, strict=True), key=lambda one: -one[0])
+    return [(text, at % _HELD_OUT_OF == 1) for at, (_, text) in enumerate(ranked)]
 
 
 def usable(prompts: Iterable[HintPrompt]) -> list[HintPrompt]:

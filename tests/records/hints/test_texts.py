@@ -2,7 +2,7 @@
 
 import pytest
 
-from records.hints.texts import measuring_texts
+from records.hints.texts import measuring_texts, split_wishes
 from records.hints.types import HintPrompt, PromptKind
 
 
@@ -36,3 +36,13 @@ def a_text(prompt_id: str, *, held_out: bool = False, kind: PromptKind = PromptK
 )
 def test_one_text_trains_and_of_several_one_measures(texts, expected) -> None:
     assert measuring_texts(texts) == expected
+
+
+def test_texts_that_name_what_they_decline_train_and_measure_alike() -> None:
+    naming = ["No Python, please.", "Do not write a program in Python.", "No Python code."]
+    others = ["Tell me in sentences.", "Explain it in words.", "Just say what to do."]
+    split = dict(split_wishes("Write it as Python code.", [*others, *naming]))
+    assert split.keys() == {*naming, *others}
+    assert [split[text] for text in naming].count(True) == 1
+    assert [split[text] for text in others].count(True) == 1
+    assert split_wishes("Write it as Python code.", []) == []
