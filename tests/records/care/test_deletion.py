@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from sqlalchemy import func, select, text
+from sqlalchemy.exc import DBAPIError
 
 from records.care.deletion import Deleted
 from records.care.housekeeping import Backup, Housekeeping
@@ -273,6 +274,41 @@ async def test_deleted_text_is_in_no_file_of_a_sqlite_store(
             assert secret.encode() not in file.read_bytes(), file.name
         check = text("PRAGMA integrity_check")
         assert await store.read(lambda c: c.scalar(check)) == "ok"
+
+
+@pytest.mark.parametrize("config", ["postgresql"], indirect=True)
+async def test_a_deleted_name_is_in_no_index_of_a_server(
+    store: Store, keeper: Housekeeping
+) -> None:
+    def others(connection) -> None:
+        # Of many rows, a server leaves a few deleted ones in its indexes, unless told not to.
+        connection.execute(
+            text(
+                "INSERT INTO sessions(session_id, scope, external_id, created_at, last_seen) "
+                "SELECT i::text, 'others', 'other ' || i, i, i FROM generate_series(1, 20000) i"
+            )
+        )
+        connection.execute(text("CREATE EXTENSION IF NOT EXISTS pageinspect"))
+
+    def entries(connection) -> int:
+        """Entries for a session's name in the index of names."""
+        pages = connection.scalar(text(f"SELECT pg_relation_size('{index}') / 8192"))
+        each = text(f"SELECT count(*) FROM bt_page_items('{index}', :page) WHERE data LIKE :name")
+        name = f"%{' '.join(f'{one:02x}' for one in b'a private name')}%"
+        return sum(
+            connection.scalar(each, {"page": page, "name": name}) for page in range(1, pages)
+        )
+
+    index = "ix_sessions_external_id"
+    try:
+        await store.writer.run(others)
+    except DBAPIError as error:
+        pytest.skip(f"no pageinspect on this server: {error.orig}")
+    await store.vacuum()
+    gone = await store.ensure_session(scope=SCOPE, external_id="a private name")
+    assert await store.read(entries) == 1
+    await forget(keeper, gone)
+    assert await store.read(entries) == 0
 
 
 async def test_forms_that_an_earlier_program_stored_go_with_their_sessions(
