@@ -10,11 +10,11 @@ the same row of RUN/rehearsal.jsonl.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from records.training.share import LessonShares
+from rollout_bridge.rehearsal.estimates import is_obedient
 from rollout_bridge.rehearsal.journal import VersionRow
 
 _DEEP = 2.0
@@ -51,17 +51,9 @@ def rate_after(row: VersionRow | None, floor: float) -> float:
 
 
 def _is_fallen(row: VersionRow, floor: float) -> bool:
-    """Whether a version lost open wishes, by more than one standard deviation of what the start
-    does of as many. A start that does 0.9 of 64 falls below 0.95 of that in a tenth of all versions
-    by chance, and the step without hinted samples undoes much of what the last one taught. The
-    start itself falls short only by chance, and its counter-lessons have no gradient except
-    rounding errors.
+    """Whether a version lost open wishes. The start falls short only by chance, and its
+    counter-lessons have no gradient except rounding errors.
     """
     if row.has_start_weights or row.obedience is None:
         return False
-    found = row.obedience.obedience()
-    if not found.asked or not found.is_judged:
-        return not found.is_judged
-    rate = min(found.before / found.asked, 1.0)
-    chance = math.sqrt(found.asked * rate * (1.0 - rate))
-    return found.followed < floor * found.before - chance
+    return not is_obedient(row.obedience.obedience(), floor)

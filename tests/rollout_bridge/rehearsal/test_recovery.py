@@ -5,7 +5,6 @@ smaller.
 import pytest
 
 from records.training.share import LessonShares
-from rollout_bridge.rehearsal.estimates import Obedience
 from rollout_bridge.rehearsal.recovery import deep_falls, rate_after, shares_after
 from tests.opd.rehearsal.builders import a_version, asked
 
@@ -17,18 +16,6 @@ def test_a_step_after_a_fall_has_no_hinted_sample(followed: int, parts: tuple[in
     found = shares_after(a_version(1, asked(followed, 64)), SHARES, 0.95)
     assert found.of(24) == parts
     assert found.of(24, has_counter=False) == (0, 6), "without counter-lessons it trains as before"
-
-
-@pytest.mark.parametrize(("followed", "has_fallen"), [(53, False), (52, True)])
-def test_a_start_that_often_fails_leaves_room_for_chance(followed: int, has_fallen: bool) -> None:
-    row = a_version(1, Obedience(followed=followed, asked=64, abstained=0, before=57.6))
-    # 0.95 of 57.6 is 54.7, and one standard deviation of 57.6 of 64 is 2.4.
-    assert shares_after(row, SHARES, 0.95).hinted is not has_fallen
-
-
-def test_a_version_that_the_judge_cannot_read_has_lost_open_wishes() -> None:
-    unread = Obedience(followed=20, asked=20, abstained=44, before=20.0)
-    assert not shares_after(a_version(1, unread), SHARES, 0.95).hinted
 
 
 def test_the_start_has_lost_nothing() -> None:
