@@ -101,7 +101,10 @@ class Load:
                 if not self.running:
                     return
                 turn = next_turn(rng, session_id, previous)
-                await self.measured("record_turn", self.store.record_turn(turn, scope=scope))
+                # As the proxy does: it knows how long the turn is that a conversation continues.
+                known = turn.num_shared_ids or None
+                recording = self.store.record_turn(turn, scope=scope, parent_length=known)
+                await self.measured("record_turn", recording)
                 if previous is not None:
                     reply = turn.messages[-1:]
                     update = self.store.set_next_state(previous.turn_id, reply)

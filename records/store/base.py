@@ -126,8 +126,8 @@ class StoreBase:
         return await self.redact(self.redactor.turn, turn, scope)
 
     async def vacuum(self) -> None:
-        """PostgreSQL: free the space of deleted rows, so that it is overwritten, in indexes, too: by
-        default, a server leaves a few deleted names and words there. It reads each index once and
+        """PostgreSQL: free the space of deleted rows, so that it is overwritten, in indexes, too,
+        where a server by itself leaves a few deleted names and words. It reads each index once and
         keeps nobody from writing.
         """
         connections = readers(self.config.patient())

@@ -43,6 +43,9 @@ _INSERT_RECORDINGS = table_of(RecordingRow).insert()
 _PARENTS = select(
     TokensRow.turn_id, TokensRow.prompt_length, TokensRow.response_length, TokensRow.checksum
 ).where(TokensRow.turn_id.in_(bindparam("values", expanding=True)))
+_TOKEN_COUNT = select(TokensRow.prompt_length + TokensRow.response_length).where(
+    TokensRow.turn_id == bindparam("turn_id")
+)
 _BODY_HASHES = select(NodeRow.node_id, NodeRow.body_hash).where(
     NodeRow.node_id.in_(bindparam("values", expanding=True))
 )
@@ -287,11 +290,7 @@ def _check_parents(connection: Connection, prepared: Sequence[PreparedTurn]) -> 
 
 def token_count(connection: Connection, turn_id: str) -> int | None:
     """Length of a turn's prompt + response; None for an unknown turn."""
-    return connection.scalar(
-        select(TokensRow.prompt_length + TokensRow.response_length).where(
-            TokensRow.turn_id == turn_id
-        )
-    )
+    return connection.scalar(_TOKEN_COUNT, {"turn_id": turn_id})
 
 
 def check_shared_part(turn: CapturedTurn, parent_prompt: Ids, parent_response: Ids) -> None:
