@@ -18,7 +18,9 @@ def split_wishes(hint: str, wishes: Sequence[str]) -> list[tuple[str, bool]]:
     lost before one that does not ("Tell me in sentences."), so some of them train and some measure.
     """
     ranked = sorted(zip(likeness(hint, wishes), wishes, strict=True), key=lambda one: -one[0])
-    return [(text, at % _HELD_OUT_OF == 1) for at, (_, text) in enumerate(ranked)]
+    most = max(len(wishes) // _HELD_OUT_OF, 1)
+    held = set(range(1, len(wishes), _HELD_OUT_OF)[:most])
+    return [(text, at in held) for at, (_, text) in enumerate(ranked)]
 
 
 def usable(prompts: Iterable[HintPrompt]) -> list[HintPrompt]:

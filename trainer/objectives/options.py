@@ -231,8 +231,8 @@ class SparseKl(Options):
     teaches, of the weights that sampled the turn (slime: that served when it was scored).
     """
     tail: bool = False
-    """One more element for what is outside the cache; without it, a reverse KL also falls when the
-    student's mass leaves the cache.
+    """In `skewed`, one more element for what is outside the cache; without it, the loss also falls
+    when the student's mass leaves the cache.
     """
     token_clip: PositiveFloat | None = None
     """Clamp of an element of the sum from above; none means off."""
@@ -241,9 +241,12 @@ class SparseKl(Options):
     def _check(self) -> SparseKl:
         if self.direction != "skewed" and self.alpha != DEFAULT_SKEW:
             raise ValueError(f"alpha has no meaning in direction {self.direction}; unset it")
-        if self.direction == "policy_gradient" and (self.tail or self.token_clip is not None):
+        if self.direction == "policy_gradient" and self.token_clip is not None:
+            raise ValueError("token_clip has no meaning in direction policy_gradient; unset it")
+        if self.direction != "skewed" and self.tail:
             raise ValueError(
-                "tail and token_clip have no meaning in direction policy_gradient; unset them"
+                "tail belongs to direction skewed; with a tail, one direction alone is objective "
+                "self_distillation (alpha 1 is reverse, 0 forward)"
             )
         return self
 

@@ -60,8 +60,9 @@ REFUSED = [
             "objective.direction='policy_gradient'",
             "objective.token_clip=1.0",
         ],
-        "tail and token_clip have no meaning",
+        "token_clip has no meaning",
     ),
+    (["objective.name='sparse_kl'", "objective.tail=true"], "tail belongs to direction skewed"),
     (
         ["objective.name='side_samples'", "objective.clip=0.2", "objective.importance=false"],
         "unset one",

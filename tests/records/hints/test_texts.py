@@ -46,3 +46,9 @@ def test_texts_that_name_what_they_decline_train_and_measure_alike() -> None:
     assert [split[text] for text in naming].count(True) == 1
     assert [split[text] for text in others].count(True) == 1
     assert split_wishes("Write it as Python code.", []) == []
+
+
+@pytest.mark.parametrize(("count", "held"), [(1, 0), (2, 1), (5, 1), (8, 2), (12, 4)])
+def test_no_more_are_held_out_than_may_measure(count: int, held: int) -> None:
+    split = split_wishes("a hint", [f"wish {number}" for number in range(count)])
+    assert [is_held for _, is_held in split].count(True) == held

@@ -22,7 +22,7 @@ from trainer.objectives.distributions.kl import (
     ABSENT,
     divergence_terms,
     needed_support,
-    tail_logprob,
+    with_tail,
 )
 from trainer.objectives.distributions.overlap_topk import OverlapTerms, overlap_topk, subset_reports
 from trainer.objectives.options import SparseKl
@@ -59,8 +59,8 @@ def sparse_kl(
     Student p = exp(l) with gradient everywhere, teacher q = exp(lt) detached. `tail` adds what
     either side puts outside the support as one element. `token_clip` bounds each element from above
     and stops its gradient there. Places at `valid` 0 are ignored. Log-probs at `valid` 1 must be
-    finite. Raises ValueError for an unknown direction, an alpha outside [0, 1]
-    or a token_clip that is not positive.
+    finite. Raises ValueError for an unknown direction, an alpha outside [0, 1] or a token_clip that
+    is not positive.
     """
     if direction not in ("reverse", "forward", "skewed"):
         raise ValueError(f"unknown direction {direction!r}; use reverse, forward or skewed")
@@ -76,7 +76,9 @@ def sparse_kl(
     student_mass = selected(student.detach().exp(), in_support).sum(dim=-1)
     teacher_mass = selected(teacher.exp(), in_support).sum(dim=-1)
     if tail:
-        student, teacher = (_with_tail(side, in_support) for side in (student, teacher))
+        student, teacher = (
+            with_tail(side.masked_fill(~in_support, ABSENT)) for side in (student, teacher)
+        )
     elements = _elements(student, teacher, forward_share)
     clipped = torch.zeros_like(elements)
     if token_clip is not None:
@@ -115,12 +117,6 @@ def sparse_policy_gradient(
         clip_high=clip_high,
         dual_clip=dual_clip,
     )
-
-
-def _with_tail(logprobs: Tensor, in_support: Tensor) -> Tensor:
-    """[..., K + 1]: the last is what is outside the support; empty places have no mass."""
-    rest = tail_logprob(logprobs.masked_fill(~in_support, ABSENT))
-    return torch.cat([logprobs, rest.unsqueeze(-1)], dim=-1)
 
 
 def _elements(student: Tensor, teacher: Tensor, forward_share: float) -> Tensor:

@@ -45,14 +45,11 @@ def test_gradient_of_the_reverse_goes_through_the_weights():
 
 @pytest.mark.parametrize("direction", ["reverse", "forward", "skewed"])
 def test_the_tail_is_one_more_token(direction):
-    student = STUDENT[:2].clone().requires_grad_()
-    terms = sparse_kl(student, TEACHER[:2], direction=direction, tail=True)
-    terms.loss.backward()
+    terms = sparse_kl(STUDENT[:2], TEACHER[:2], direction=direction, tail=True)
     whole = sparse_kl(STUDENT, TEACHER, direction=direction)
     torch.testing.assert_close(terms.loss, whole.loss)
     assert terms.student_mass.item() == pytest.approx(0.75)
     # Mass that leaves the support has nowhere free to go: the gradient is that of three tokens.
-    assert student.grad is not None
     logits = STUDENT.clone().requires_grad_()
     dense = sparse_kl(torch.log_softmax(logits, -1), TEACHER, direction=direction).loss
     through = torch.log_softmax(logits, -1)[:2]
