@@ -16,6 +16,7 @@ from records.types import Ids, Logprobs, TurnRecord
 from rollout_bridge.engine.errors import EngineError, EngineProtocolError
 from rollout_bridge.rendering.rendering import Rendering
 from rollout_bridge.scoring.hinting import HintingError
+from rollout_bridge.scoring.policy_scores import OwnScores
 from rollout_bridge.scoring.scoring import fault_of, scores_problem
 from rollout_bridge.scoring.teachers import FrozenTeacher
 from rollout_bridge.worker import ServiceUnavailable
@@ -43,7 +44,7 @@ class LessonUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The teacher's log-probs [R], and top-k [R, K] if requested, of an answer after `prompt_ids`
+    """A teacher's log-probs [R], and top-k [R, K] if requested, of an answer after `prompt_ids`
     [P'].
     """
 
@@ -59,9 +60,12 @@ class Desk:
     not answer.
     """
 
-    def __init__(self, rendering: Rendering, teacher: FrozenTeacher) -> None:
+    def __init__(
+        self, rendering: Rendering, teacher: FrozenTeacher, own: OwnScores | None = None
+    ) -> None:
         self._rendering = rendering
         self.teacher = teacher
+        self._own = own
 
     async def place(self, turn: TurnRecord, words: str | None = None) -> Place:
         """A recorded state, with `words` added to its last user message."""
@@ -100,16 +104,43 @@ class Desk:
             )
         except (HintingError, EngineError) as error:
             raise _unusable(error) from error
-        problem = scores_problem(found.logprobs, found.topk_logprobs, len(response_ids))
-        if problem is not None:
-            raise LessonUnusable(lesson_reason(problem[0]), problem[1])
-        return Scored(
-            version=found.version,
-            prompt_ids=prompt,
-            logprobs=found.logprobs,
-            topk_ids=found.topk_ids,
-            topk_logprobs=found.topk_logprobs,
+        return _checked(
+            Scored(
+                version=found.version,
+                prompt_ids=prompt,
+                logprobs=found.logprobs,
+                topk_ids=found.topk_ids,
+                topk_logprobs=found.topk_logprobs,
+            ),
+            len(response_ids),
         )
+
+    async def score_own(self, place: Place, response_ids: Ids) -> Scored:
+        """The scores that the policy itself gives its answer [R]: what keeps it as it is."""
+        assert self._own is not None, "this desk does not know the policy"
+        try:
+            scored, version = await self._own.score(
+                place.prompt_ids, response_ids, routing_key=place.turn.session_id
+            )
+        except EngineError as error:
+            raise _unusable(error) from error
+        return _checked(
+            Scored(
+                version=str(version),
+                prompt_ids=place.prompt_ids,
+                logprobs=scored.logprobs,
+                topk_ids=scored.topk_ids,
+                topk_logprobs=scored.topk_logprobs,
+            ),
+            len(response_ids),
+        )
+
+
+def _checked(scored: Scored, length: int) -> Scored:
+    problem = scores_problem(scored.logprobs, scored.topk_logprobs, length)
+    if problem is not None:
+        raise LessonUnusable(lesson_reason(problem[0]), problem[1])
+    return scored
 
 
 def _unusable(error: HintingError | EngineError) -> LessonUnusable:

@@ -89,16 +89,19 @@ class Rota:
 
     def __init__(self, losses: TextLosses, begin: int = 0) -> None:
         self._next = dict.fromkeys(LessonKind, begin)
+        self._next_kept = begin
         self._losses = losses
 
     def of_hints(self, kind: LessonKind, hints: Sequence[Rehearsed], count: int) -> list[NewLesson]:
-        """`count` new lessons of `kind` (hint or counter) for hints that can have them."""
+        """`count` new lessons of `kind` for hints that can have them; keep-lessons hold what these
+        hints taught.
+        """
         is_counter = kind is LessonKind.COUNTER
         able = [one for one in hints if one.states and (one.prompts or not is_counter)]
         disobeyed = [one for one in able if one.is_disobeyed]
         if is_counter:  # a hint that loses wishes gets more of these
             able += disobeyed * (_DISOBEYED_WEIGHT - 1)
-        elif len(disobeyed) < len(able):  # and no hint-lessons in that step
+        elif kind is LessonKind.HINT and len(disobeyed) < len(able):  # and no hint-lessons there
             able = [one for one in able if not one.is_disobeyed]
         able = _scopes_in_turn(able)
         if not able:
@@ -134,8 +137,8 @@ class Rota:
         """`count` keep-lessons."""
         made = []
         for _ in range(count if states else 0):
-            state = states[self._next[LessonKind.KEEP] % len(states)]
-            self._next[LessonKind.KEEP] += 1
+            state = states[self._next_kept % len(states)]
+            self._next_kept += 1
             made.append(
                 NewLesson(
                     lesson_id=uuid4().hex,

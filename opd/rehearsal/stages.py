@@ -33,9 +33,11 @@ _TAUGHT = {
     LessonKind.HINT: (HintStatus.ACTIVE,),
     # What other hints or its own turns teach may cost a resting hint its open wishes.
     LessonKind.COUNTER: LIVE_STATUSES,
-    LessonKind.KEEP: (),
+    LessonKind.KEEP: LIVE_STATUSES,
 }
 """Statuses of hints that get lessons, by the lessons' kind."""
+POLICY = "policy"
+"""Name of the teacher of a lesson that keeps the policy as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,9 @@ class SamplingStage(_LessonStage):
 
 
 class ScoringStage(_LessonStage):
-    """The frozen teacher reads the answer: under the hint, or as the policy read it."""
+    """The frozen teacher reads the answer, under the hint or as the policy read it; of a lesson
+    that keeps what a hint taught, the policy does.
+    """
 
     def __init__(self, store: RehearsalStore, desk: Desk, losses: TextLosses, owner: str) -> None:
         super().__init__(store, owner)
@@ -200,11 +204,18 @@ class ScoringStage(_LessonStage):
             assert facts.hint is not None
             hint = facts.hint.text
         place = Place(turn=facts.turn, messages=facts.turn.messages, prompt_ids=sample.prompt_ids)
-        found = await self._desk.score(place, hint, sample.response_ids)
+        teacher = self._desk.teacher.name
+        if lesson.holds:
+            teacher = POLICY
+            found = await self._desk.score_own(place, sample.response_ids)
+            if any(str(span.version) != found.version for span in sample.version_spans):
+                raise LessonUnusable(LessonDrop.STALE, f"version {found.version} is served by now")
+        else:
+            found = await self._desk.score(place, hint, sample.response_ids)
         score = LessonScore(
             lesson_id=lesson.lesson_id,
             hint=hint or "",
-            teacher=self._desk.teacher.name,
+            teacher=teacher,
             teacher_version=found.version,
             teacher_prompt_ids=found.prompt_ids,
             teacher_logprobs=found.logprobs,

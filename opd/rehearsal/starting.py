@@ -22,7 +22,7 @@ from rollout_bridge.embedded.config import spare_rows
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.types import SPARE_PRIORITY
 from rollout_bridge.rendering.rendering import Rendering
-from rollout_bridge.scoring.policy_scores import served_version
+from rollout_bridge.scoring.policy_scores import OwnScores, served_version
 from rollout_bridge.scoring.teachers import FrozenTeacher
 
 _PLACES = 64
@@ -60,7 +60,7 @@ def rehearsal_worker(
     return RehearsalWorker(
         to.store,
         to.questions,
-        desk_of(scoring, to),
+        desk_of(scoring, to, OwnScores(to.policy, scoring.top_k)),
         policy=sampler(to.policy, temperature=settings.temperature),
         probe=sampler(to.policy, temperature=_MEASURED_AT),
         start=sampler(to.frozen, temperature=_MEASURED_AT),
@@ -85,8 +85,8 @@ def source_check(config: RunConfig, to: Connections) -> SourceCheck | None:
     )
 
 
-def desk_of(scoring: ScoringConfig, to: Connections) -> Desk:
-    """A desk whose teacher is the frozen start model."""
+def desk_of(scoring: ScoringConfig, to: Connections, own: OwnScores | None = None) -> Desk:
+    """A desk whose teacher is the frozen start model; `own` lets the policy be one, too."""
     teacher = FrozenTeacher(
         scoring.teacher,
         to.frozen,
@@ -94,7 +94,7 @@ def desk_of(scoring: ScoringConfig, to: Connections) -> Desk:
         context_length=scoring.context_length,
         top_k=scoring.top_k,
     )
-    return Desk(to.rendering, teacher)
+    return Desk(to.rendering, teacher, own)
 
 
 def _sampler(engine: EngineClient, **settings: Any) -> PolicySampler:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -316,7 +317,9 @@ class RehearsalWorker:
         active = [one for one in practised if one.hint.status is HintStatus.ACTIVE]
         has_prompts = any(one.prompts for one in practised)
         shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)
-        counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=bool(to_keep))
+        held = [one for one in practised if one.states and not shares.hinted]
+        has_keep = bool(to_keep or held)
+        counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=has_keep)
         hinted = self._batch_size - counter - keep
         targets = targets_of(
             {LessonKind.HINT: hinted, LessonKind.COUNTER: counter, LessonKind.KEEP: keep},
@@ -343,9 +346,10 @@ class RehearsalWorker:
                     dict(self.sampling.dropped + self.scoring.dropped),
                 )
             if kind is LessonKind.KEEP:
-                added += self._rota.of_kept(
-                    await self._with_scopes(to_keep if count else []), count
-                )
+                others = await self._with_scopes(to_keep if count else [])
+                number_held = (math.ceil(count / 2) if others else count) if held else 0
+                added += self._rota.of_hints(kind, held, number_held)
+                added += self._rota.of_kept(others, count - number_held)
             else:
                 # A resting hint is learned; what its turns would unlearn is taught again.
                 hints = practised if kind is LessonKind.COUNTER else active

@@ -14,7 +14,9 @@ class LessonKind(StrEnum):
     """Its exceptions: an open wish for the opposite, or a situation outside it, in plain words; the
     teacher is the start model without the hint."""
     KEEP = "keep"
-    """Everything else: a recorded state of another kind; the teacher is the start model."""
+    """Everything else: a recorded state of another kind; the teacher is the start model. With a
+    hint: a state of this hint, in a step that wins open wishes back; the teacher is the policy
+    itself, so that the step keeps what was learned."""
 
 
 class LessonState(StrEnum):

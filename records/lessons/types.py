@@ -73,3 +73,8 @@ class Lesson:
     trained_version: int | None
     sample: LessonSample | None = None
     score: LessonScore | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether it keeps what its hint taught."""
+        return self.kind is LessonKind.KEEP and self.hint_id is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,7 +48,8 @@ class LessonShares:
 
     Missing lessons do not hold up turns: a batch of turns alone is leased if no lesson was made or
     changed for `wait_s`, or if its trainer says by `alone` that it has waited long enough. Without
-    `hinted`, counter-lessons also take the hinted places, if there are any. A turn whose hint still
+    `hinted`, the step wins open wishes back: half of it are counter-lessons, if there are any, and
+    the other half are keep-lessons. A turn whose hint still
     has to be examined, or practised for the first time, or is resting and has no counter-lessons at
     the moment, stays out of batches for `hold_s` after it became ready: trained without
     counter-lessons, it would cost the open wish for the opposite.
@@ -82,6 +84,7 @@ class LessonShares:
         if not has_keep:
             counter, keep = counter + (keep if has_counter else 0), 0
         if has_counter and not self.hinted:
-            return count - keep, keep
+            counter = max(counter, math.ceil(count / 2)) if has_keep else count
+            return counter, count - counter
         counter = min(counter, count - 1)
         return counter, min(keep, count - 1 - counter)

@@ -2,7 +2,10 @@
 sample, and smaller steps.
 
 Even one hinted sample in 24 damages open wishes: a counter-lesson has a gradient only where an open
-wish is already lost, and AdamW takes a step of full size in whatever direction is left.
+wish is already lost, and AdamW takes a step of full size in whatever direction is left. For the
+same reason, counter-lessons alone would undo what the hint taught. So half of the keep-lessons of
+such a step are for states of the hints, and the policy, as it is, is their teacher: they have no
+gradient until a pass has changed what it does there.
 
 The rehearsal worker makes lessons by these shares and the trainer fills batches by them: both read
 the same row of RUN/rehearsal.jsonl.

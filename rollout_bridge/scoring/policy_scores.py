@@ -1,14 +1,22 @@
-"""The policy's log-probs of a response that somebody else wrote. They stand in for the rollout
-log-probs that a recording lacks, and their version is the one from which the turn ages.
+"""The policy's own scores of a response.
+
+Of one that somebody else wrote, they stand in for the rollout log-probs that a recording lacks, and
+their version is the one from which the turn ages. Of its own answers, they are the target that
+keeps it as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from records.types import Ids, Logprobs, PolicyScore, TurnRecord
-from rollout_bridge.engine.types import ModelInfo
+from rollout_bridge.engine.errors import ForeignTokens
+from rollout_bridge.engine.types import ModelInfo, ScoredTokens
+from rollout_bridge.scoring.teachers import Teacher, scores_of
 from rollout_bridge.worker import ServiceUnavailable
 
 _ATTEMPTS = 3
@@ -45,6 +53,26 @@ class PolicyScorer:
             self._engine, lambda: self._engine.score(ids, start, routing_key=turn.session_id)
         )
         return PolicyScore(turn_id=turn.turn_id, version=version, logprobs=logprobs)
+
+
+class OwnScores:
+    """The policy as the teacher of its own answers: `top_k` as for other teachers."""
+
+    def __init__(self, engine: Teacher, top_k: int) -> None:
+        self._engine, self._top_k = engine, top_k
+
+    async def score(
+        self, prompt_ids: Ids, response_ids: Ids, *, routing_key: str | None = None
+    ) -> tuple[ScoredTokens, int]:
+        """Its scores of `response_ids` [R] after `prompt_ids`, and the version that gave them.
+        Raises EngineError, and ServiceUnavailable if versions change faster than it can score.
+        """
+        ids, start = np.concatenate([prompt_ids, response_ids]), len(prompt_ids)
+        ask = partial(scores_of, self._engine, ids, start, self._top_k, routing_key=routing_key)
+        try:
+            return await by_one_version(self._engine, ask)
+        except ValueError as error:
+            raise ForeignTokens(f"ids that cannot be scored: {error}") from error
 
 
 async def by_one_version(

@@ -52,6 +52,17 @@ class TeacherScores:
     latency_s: float
 
 
+async def scores_of(
+    engine: Teacher, ids: Ids, start: int, top_k: int, *, routing_key: str | None = None
+) -> ScoredTokens:
+    """An engine's log-probs of `ids` from `start` on, with its `top_k` likeliest tokens if that is
+    not 0. Raises EngineError, and ValueError for ids that it does not have.
+    """
+    if top_k:
+        return await engine.score_with_topk(ids, start, top_k, routing_key=routing_key)
+    return ScoredTokens(logprobs=await engine.score(ids, start, routing_key=routing_key))
+
+
 class FrozenTeacher:
     """One teacher on an engine, or on several that take turns (`others`).
 
@@ -93,13 +104,7 @@ class FrozenTeacher:
         started = time.monotonic()
 
         async def ask(engine: Teacher) -> tuple[ScoredTokens, float, ModelInfo]:
-            if self._top_k:
-                scored = await engine.score_with_topk(
-                    ids, start, self._top_k, routing_key=routing_key
-                )
-            else:
-                logprobs = await engine.score(ids, start, routing_key=routing_key)
-                scored = ScoredTokens(logprobs=logprobs)
+            scored = await scores_of(engine, ids, start, self._top_k, routing_key=routing_key)
             latency_s = time.monotonic() - started
             # Asked AFTER the scores: labels are never used twice, so an unchanged one means that no
             # update came before or during the call.

@@ -119,12 +119,12 @@ def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:
     )
 
 
-def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, version: int) -> list[Wish]:
-    """`count` wishes for this version, equally many of each hint; they continue where those of the
-    previous version ended.
+def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, *, begin: int) -> list[Wish]:
+    """`count` wishes from place `begin` on, equally many of each hint; all hints and wishes take
+    turns.
     """
     lists = [wishes for wishes in of_hints if wishes]
     if not lists:
         return []
-    places = (divmod(place, len(lists)) for place in range(version * count, (version + 1) * count))
+    places = (divmod(place, len(lists)) for place in range(begin, begin + count))
     return [lists[hint][turn % len(lists[hint])] for turn, hint in places]

@@ -108,6 +108,16 @@ def test_hint_lessons_carry_no_words():
     assert Counter(one.state_turn_id for one in made) == {"s0": 2, "s1": 2, "s2": 2}
 
 
+def test_lessons_that_hold_what_hints_taught_are_for_all_of_them_and_carry_no_words():
+    hints = [rehearsed("h0"), replace(rehearsed("h1", prompts=()), is_disobeyed=True)]
+    rota = Rota(TextLosses())
+    made = rota.of_hints(KEEP, hints, 6)
+    assert Counter((one.kind, one.hint_id) for one in made) == {(KEEP, "h0"): 3, (KEEP, "h1"): 3}
+    assert {one.prompt_id for one in made} == {None}
+    kept = [KeptState(turn_id=f"k{number}", scope="a") for number in range(6)]
+    assert [one.state_turn_id for one in rota.of_kept(kept, 2)] == ["k0", "k1"]
+
+
 def test_scopes_take_turns():
     hints = [rehearsed(f"a{number}") for number in range(3)] + [rehearsed("b0", scope="b")]
     made = Rota(TextLosses()).of_hints(HINT, hints, 12)

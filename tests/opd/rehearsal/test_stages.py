@@ -80,6 +80,7 @@ class ADesk:
         self.words: list[str | None] = []
         self.hints: list[str | None] = []
         self.teacher = SimpleNamespace(name="start")
+        self.serves = "0"
 
     async def place(self, turn: TurnRecord, words: str | None = None) -> Place:
         self.words.append(words)
@@ -97,8 +98,14 @@ class ADesk:
 
     async def score(self, place: Place, hint: str | None, response_ids: object) -> Scored:
         self.hints.append(hint)
+        return self.scored(place, "start-0")
+
+    async def score_own(self, place: Place, response_ids: object) -> Scored:
+        return self.scored(place, self.serves)
+
+    def scored(self, place: Place, version: str) -> Scored:
         return Scored(
-            version="0",
+            version=version,
             prompt_ids=place.prompt_ids,
             logprobs=LOGPROBS,
             topk_ids=None,
@@ -106,7 +113,7 @@ class ADesk:
         )
 
 
-def a_lesson(kind: LessonKind, state: LessonState) -> Lesson:
+def a_lesson(kind: LessonKind, state: LessonState, hint_id: str | None) -> Lesson:
     sample = LessonSample(
         lesson_id="l0",
         prompt_ids=np.array([1, 2, 3], dtype=np.int32),
@@ -120,7 +127,7 @@ def a_lesson(kind: LessonKind, state: LessonState) -> Lesson:
         lesson_id="l0",
         kind=kind,
         scope="key",
-        hint_id=None if kind is LessonKind.KEEP else "h0",
+        hint_id=hint_id,
         state_turn_id="t0",
         prompt_id="p0" if kind is LessonKind.COUNTER else None,
         state=state,
@@ -136,16 +143,22 @@ BOTH = pytest.mark.parametrize("state", [LessonState.SAMPLING, LessonState.SCORI
 
 
 async def processed(
-    records: Records, kind: LessonKind, state: LessonState, desk: ADesk | None = None
+    records: Records,
+    kind: LessonKind,
+    state: LessonState,
+    desk: ADesk | None = None,
+    *,
+    holds: bool = False,
 ) -> ADesk:
-    """Have the stage that takes lessons of `state` process one."""
+    """Have the stage that takes lessons of `state` process one; a keep-lesson `holds` a hint."""
     desk = desk or ADesk()
     store, own = cast(RehearsalStore, records), cast(Desk, desk)
     if state is LessonState.SAMPLING:
         stage = SamplingStage(store, cast(PolicySampler, None), own, OWNER)
     else:
         stage = ScoringStage(store, own, TextLosses(), OWNER)
-    await stage.process(ClaimedLesson(a_lesson(kind, state)))
+    hint_id = None if kind is LessonKind.KEEP and not holds else "h0"
+    await stage.process(ClaimedLesson(a_lesson(kind, state, hint_id)))
     return desk
 
 
@@ -209,6 +222,31 @@ async def test_keep_lessons_need_no_hint(state: LessonState) -> None:
     await processed(records, LessonKind.KEEP, state)
     assert records.drops == []
     assert made(records, state) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("status", [HintStatus.ACTIVE, HintStatus.RESTING, HintStatus.DELETED])
+async def test_what_a_hint_taught_is_held_while_there_is_the_hint(
+    state: LessonState, status: HintStatus
+) -> None:
+    records = Records(a_hint(status=status))
+    desk = await processed(records, LessonKind.KEEP, state, holds=True)
+    is_ended = status is HintStatus.DELETED
+    assert records.drops == ([LessonDrop.HINT_ENDED] if is_ended else [])
+    assert made(records, state) == (0 if is_ended else 1)
+    assert desk.hints == [], "the frozen teacher does not read it"
+
+
+async def test_what_a_hint_taught_is_held_as_the_policy_that_answered_scores_it() -> None:
+    records = Records(a_hint())
+    await processed(records, LessonKind.KEEP, LessonState.SCORING, holds=True)
+    [score] = records.scores
+    assert (score.teacher, score.teacher_version, score.hint) == ("policy", "0", "")
+    desk = ADesk()
+    desk.serves = "1"
+    await processed(records, LessonKind.KEEP, LessonState.SCORING, desk, holds=True)
+    assert records.drops == [LessonDrop.STALE]
+    assert len(records.scores) == 1
 
 
 @BOTH

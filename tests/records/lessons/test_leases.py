@@ -139,10 +139,12 @@ async def test_a_batch_without_a_hinted_sample_leaves_turns_where_they_are(store
     await ready_lessons(store, HINT, 3)
     await ready_lessons(store, COUNTER, 3)
     await ready_lessons(store, KEEP, 1)
+    await ready_lessons(store, KEEP, 1, hint_id=HINT_ID)
     [turn_id] = await ready_turns(store, 1)
     shares = LessonShares(counter=0.25, keep=0.25, hinted=False)
     samples = await leased(store, shares=shares)
-    assert kinds(samples) == {COUNTER: 3, KEEP: 1}
+    assert kinds(samples) == {COUNTER: 2, KEEP: 2}
+    assert [one.hint_id for one in samples if one.lesson is KEEP] == [None, HINT_ID]
     assert await state_of(store, turn_id) is TurnState.READY
 
 

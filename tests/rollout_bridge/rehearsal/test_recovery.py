@@ -1,5 +1,5 @@
-"""Counter-lessons fill the hinted places while open wishes are done too seldom, and steps are
-smaller.
+"""Counter- and keep-lessons fill the hinted places while open wishes are done too seldom, and steps
+are smaller.
 """
 
 import pytest
@@ -11,11 +11,17 @@ from tests.opd.rehearsal.builders import a_version, asked
 SHARES = LessonShares()
 
 
-@pytest.mark.parametrize(("followed", "parts"), [(64, (9, 6)), (61, (9, 6)), (60, (18, 6))])
+@pytest.mark.parametrize(("followed", "parts"), [(64, (9, 6)), (61, (9, 6)), (60, (12, 12))])
 def test_a_step_after_a_fall_has_no_hinted_sample(followed: int, parts: tuple[int, int]) -> None:
     found = shares_after(a_version(1, asked(followed, 64)), SHARES, 0.95)
     assert found.of(24) == parts
     assert found.of(24, has_counter=False) == (0, 6), "without counter-lessons it trains as before"
+
+
+def test_a_step_after_a_fall_has_counter_lessons_alone_if_nothing_else_can_be_kept() -> None:
+    found = shares_after(a_version(1, asked(60, 64)), SHARES, 0.95)
+    assert found.of(24, has_keep=False) == (24, 0)
+    assert found.of(5) == (3, 2)
 
 
 def test_the_start_has_lost_nothing() -> None:

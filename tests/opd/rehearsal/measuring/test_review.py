@@ -14,9 +14,11 @@ from opd.rehearsal.measuring.measuring import Wish, wishes_in_turn
 from opd.rehearsal.measuring.review import Review, obedience_of
 from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
+from records.training.share import LessonShares
 from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.estimates import Gap, Obedience, is_obedient
 from rollout_bridge.rehearsal.journal import Journal, ObedienceRow
+from rollout_bridge.rehearsal.recovery import shares_after
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 
 CONFIG = RehearsalConfig()
@@ -60,11 +62,11 @@ def test_every_hint_is_asked_about_as_often_and_every_wish_in_its_turn() -> None
         [],
         [Wish(hint_id="h1", turn=turn, prompt=a_prompt("q0"))],
     ]
-    asked_for = [one for version in range(5) for one in wishes_in_turn(hints, 4, version)]
+    asked_for = [one for version in range(5) for one in wishes_in_turn(hints, 4, begin=4 * version)]
     assert Counter(one.hint_id for one in asked_for[:4]) == {"h0": 2, "h1": 2}
     of_first = [one.prompt.prompt_id for one in asked_for if one.hint_id == "h0"]
     assert of_first == [f"p{number % 5}" for number in range(10)]
-    assert wishes_in_turn([[]], 4, 0) == []
+    assert wishes_in_turn([[]], 4, begin=0) == []
 
 
 class Wishes:
@@ -131,10 +133,12 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
 
 
 class Answers(Wishes):
-    """Of each version's open wishes so many are done, and of so many the judge does not say it."""
+    """Of 64 open wishes so many are done (of those that are asked about again, `then`, if it is
+    given), and of so many the judge does not say it.
+    """
 
-    def __init__(self, followed: int, abstained: int = 0) -> None:
-        self.followed, self.abstained = followed, abstained
+    def __init__(self, followed: int, abstained: int = 0, then: int | None = None) -> None:
+        self.followed, self.abstained, self.then = followed, abstained, then
         self.asked_for: list[str] = []
 
     async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
@@ -142,8 +146,10 @@ class Answers(Wishes):
         count = len(wishes) - self.abstained
         if not wishes:
             return {}
+        is_second = len(wishes) == 128
+        followed = self.then if is_second and self.then is not None else self.followed
         found = Obedience(
-            followed=min(self.followed, count),
+            followed=min(followed * (2 if is_second else 1), count),
             asked=count,
             abstained=self.abstained,
             before=float(count),
@@ -187,7 +193,29 @@ async def test_the_start_falls_short_by_chance_and_is_what_is_served_then(tmp_pa
     order = review.stop_order(first)
     assert order is not None
     assert order.serve_version == 0
-    assert order.reason.startswith("open wishes are done in 0.78 of 128 answers")
+    assert order.reason.startswith("open wishes are done in 0.78 of 256 answers")
+
+
+@pytest.mark.parametrize(("then", "is_lost"), [(64, False), (63, False), (57, True)])
+async def test_a_version_that_seems_to_have_lost_open_wishes_is_asked_again(
+    then: int, is_lost: bool, tmp_path: Path
+) -> None:
+    answers = Answers(followed=58, then=then)
+    review = reviewed(tmp_path, answers)
+    row = await review.version(1, [guarded()], [])
+    assert row.obedience is not None
+    assert (row.obedience.followed, row.obedience.asked) == (58 + 2 * then, 192)
+    assert row.obedience_of["h0"] == row.obedience
+    assert len(answers.asked_for) == 192
+    assert shares_after(row, LessonShares(), CONFIG.obedience_floor).hinted is not is_lost
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_nothing_is_asked_again_where_nothing_was_lost(version: int, tmp_path: Path) -> None:
+    answers = Answers(followed=50 if version == 0 else 61)
+    row = await reviewed(tmp_path, answers).version(version, [guarded()], [])
+    assert row.obedience is not None
+    assert row.obedience.asked == len(answers.asked_for) == 64
 
 
 async def test_answers_that_nobody_can_judge_stop_training(tmp_path: Path) -> None:
