@@ -347,7 +347,8 @@ class RehearsalWorker:
                 )
             if kind is LessonKind.KEEP:
                 others = await self._with_scopes(to_keep if count else [])
-                number_held = (math.ceil(count / 2) if others else count) if held else 0
+                most = math.ceil(keep / 2) if others else count
+                number_held = min(count, most) if held else 0
                 added += self._rota.of_hints(kind, held, number_held)
                 added += self._rota.of_kept(others, count - number_held)
             else:

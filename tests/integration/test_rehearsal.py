@@ -13,7 +13,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from opd.rehearsal.policy_sampler import PolicySampler
@@ -27,7 +29,6 @@ from records.lessons.names import LessonKind
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
-from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.journal import read_rows
 from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
@@ -90,7 +91,7 @@ class Parts:
             run_folder=self.folder,
             model=str(MODEL),
             engines={"policy": self.trained},
-            rehearsal=RehearsalConfig(enabled=True),
+            rehearsal=self.config.rehearsal,
         )
 
 
@@ -312,6 +313,58 @@ def by_kind(counts: dict) -> Counter:
     for (kind, _), number in counts.items():
         found[kind] += number
     return found
+
+
+class StrictJudge(lab.RuleJudge):
+    """Of the answers to open wishes after the start, it accepts neither the first four nor every
+    fifteenth.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self.num_later = 0
+
+    async def followed(self, *asked: Any) -> bool | None:
+        found = await super().followed(*asked)
+        self.num_later += bool(read_rows(self.folder))
+        is_refused = 0 < self.num_later <= 4 or (self.num_later and self.num_later % 15 == 0)
+        return found and not is_refused
+
+
+@pytest.mark.timeout(300)
+async def test_a_step_that_wins_open_wishes_back_holds_what_the_hint_taught(
+    policy_url: str, lab_engine: str, rendering: Rendering, tmp_path: Path
+) -> None:
+    settings = {"obedience_samples": 20, "obedience_floor": 0.9}
+    async with opened(tmp_path, policy_url, lab_engine, rendering, **settings) as parts:
+        parts.judge = StrictJudge(tmp_path)
+        hint_id = await remembered(parts, *TEXTS)
+        trainer, stop = await parts.trainer(), asyncio.Event()
+        working = [asyncio.create_task(one.run(stop)) for one in (trainer, parts.worker())]
+        async with asyncio.timeout(200):
+            while len(manifests(tmp_path)) < 2:
+                assert not any(one.done() for one in working)
+                await asyncio.sleep(0.05)
+        stop.set()
+        await asyncio.gather(*working)
+        await trainer.close()
+        row = read_rows(tmp_path)[1]
+        assert row.obedience is not None
+        assert (row.obedience.asked, row.obedience.followed < 54) == (60, True), (
+            "it was asked again"
+        )
+        lessons = [await parts.store.lesson(one) for one in manifests(tmp_path)[1]["lesson_ids"]]
+    step = [one for one in lessons if one is not None and one.sample is not None]
+    found = Counter((one.kind, one.hint_id) for one in step)
+    counter, keep = (LessonKind.COUNTER, hint_id), LessonKind.KEEP
+    assert found == {counter: 8, (keep, hint_id): 4, (keep, None): 4}
+    for one in step:
+        if one.score is not None and one.kind is keep and one.hint_id is not None:
+            assert (one.score.teacher, one.score.teacher_version) == ("policy", "1")
+            np.testing.assert_allclose(
+                one.score.teacher_logprobs, one.sample.rollout_logprobs, atol=1e-3
+            )
 
 
 @pytest.mark.learning
