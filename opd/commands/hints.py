@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from api_proxy.access.callers import tenant_scope
 from opd.commands.records import Outcome
-from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, unguarded
+from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, shown_uptake, unguarded
 from opd.run import config as run_config
 from opd.run.start_checks import check_store
 from records.hints.texts import measuring_texts, usable
@@ -59,7 +59,8 @@ def show(config_file: Path, hint_id: str) -> Outcome:
     hint, sources, prompts = known.hint, known.sources, known.prompts
     if hint is None:
         raise _unknown(hint_id)
-    lines = [line(hint), *_measured(hint, known.states)]
+    uptake = shown_uptake(hint_id, last_row(config_file.parent))
+    lines = [line(hint), *_measured(hint, known.states), *([uptake] if uptake else [])]
     if run_config.load(config_file).rehearsal.without_counter and hint.first_gap is not None:
         lines += _obedience(hint, prompts, config_file.parent)
     lines += [f"opposed by {hint.opposed_by}"] if hint.opposed_by else []

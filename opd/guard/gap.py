@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from opd.rehearsal.desk import Desk
-from opd.rehearsal.measuring.measuring import difference_at
+from opd.rehearsal.measuring.measuring import compared_at
 from opd.rehearsal.policy_sampler import PolicySampler
 from records.types import TurnRecord
 from rollout_bridge.rehearsal.estimates import MeasuredAnswer, gap_of
@@ -81,4 +81,5 @@ class GapMeasurer:
 
     async def _one(self, model: PolicySampler, one: TaughtTurn) -> MeasuredAnswer | None:
         async with self._free:
-            return await difference_at(self.desk, model, one.turn, one.hint)
+            found = await compared_at(self.desk, model, one.turn, one.hint)
+            return None if found is None else found.measured

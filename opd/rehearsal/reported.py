@@ -11,7 +11,7 @@ from opd.rehearsal.saying import MEASURED_WHERE_IT_TRAINS, MOST_HINTS, HintFigur
 from records.hints.types import Hint, HintStatus, RehearsalBlock
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.reading.drop_words import BLOCK_WORDS, LESSON_WORDS
-from rollout_bridge.rehearsal.journal import VersionRow, read_rows
+from rollout_bridge.rehearsal.journal import VersionRow, measured_of, read_rows, uptake_of
 
 _SHOWN = 50
 _CURVES = 8
@@ -128,6 +128,14 @@ def learning_curves(folder: Path) -> list[Curve]:
             "falls towards 0, and the hint rests.",
         ),
         (
+            "Uptake: what each hint asks, done unasked",
+            "share",
+            _uptakes(rows),
+            "How often the policy does what a hint asks without being asked to, on requests that "
+            "never train. Healthy: it rises to what the start model does with the hint, which is "
+            "drawn too.",
+        ),
+        (
             "Obedience: open wishes done",
             "share",
             of_pooled,
@@ -171,6 +179,20 @@ def _gaps(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
         {one.hint_id: one.gap.value for one in row.hints if one.gap is not None} for row in rows
     ]
     return {_short(name): [gaps.get(name) for gaps in by_version] for name in names[:_CURVES]}
+
+
+def _uptakes(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:
+    """The uptake of the hints that were measured last, each with that of the hinted start."""
+    names = list(dict.fromkeys(one.hint_id for row in reversed(rows) for one in row.hints))
+    found: dict[str, Sequence[float | None]] = {}
+    for name in names[: _CURVES // 2]:
+        of_rows = [uptake_of(measured_of(name, [row])) for row in rows]
+        if any(of_rows):
+            found[_short(name)] = [one and one.now.value for one in of_rows]
+            found[f"{_short(name)}, start with the hint"] = [
+                one and one.hinted.value for one in of_rows
+            ]
+    return found
 
 
 def _done(rows: Sequence[VersionRow]) -> dict[str, Sequence[float | None]]:

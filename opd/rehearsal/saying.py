@@ -12,7 +12,13 @@ from typing import Any, Protocol
 from records.hints.types import Hint, HintStatus
 from records.lessons.names import LessonKind, LessonState
 from rollout_bridge.rehearsal.estimates import summed
-from rollout_bridge.rehearsal.journal import ObedienceRow, VersionRow, last_row
+from rollout_bridge.rehearsal.journal import (
+    ObedienceRow,
+    VersionRow,
+    last_row,
+    measured_of,
+    uptake_of,
+)
 from rollout_bridge.rehearsal.last_line import METRICS_FILE, last_line
 from rollout_bridge.stop_order import read_stop
 
@@ -70,10 +76,11 @@ class LearningLine:
         """
         hints = await self._store.hints(limit=MOST_HINTS)
         order = read_stop(self._folder)
-        said = shown_learning(hints, last_row(self._folder), await self._progress())
+        row = last_row(self._folder)
+        said = shown_learning(hints, row, await self._progress())
         active = [one.hint_id for one in practised_hints(hints)[:_SHOWN_HINTS]]
         trained = await self._store.lessons_trained_by_hint(active)
-        practised = shown_hints(hints, trained)
+        practised = shown_hints(hints, trained, row)
         said = "\n".join([said, *practised]) if said else said
         if order is not None and order.reason:
             return f"training has stopped: {order.reason}" + (f"\n{said}" if said else "")
@@ -124,23 +131,39 @@ def practised_hints(hints: Sequence[Hint]) -> list[Hint]:
 
 
 def shown_hints(
-    hints: Sequence[Hint], trained: Mapping[str, Mapping[LessonKind, int]]
+    hints: Sequence[Hint],
+    trained: Mapping[str, Mapping[LessonKind, int]],
+    row: VersionRow | None = None,
 ) -> list[str]:
-    """A line for each of the newest hints that are being practised: its text, its lessons so far
-    and its gap.
+    """A line for each of the newest hints that are being practised: its text, its lessons so far,
+    its gap, and its uptake.
     """
     active = practised_hints(hints)
-    lines = [_shown_hint(one, trained.get(one.hint_id, {})) for one in active[:_SHOWN_HINTS]]
+    lines = [_shown_hint(one, trained.get(one.hint_id, {}), row) for one in active[:_SHOWN_HINTS]]
     left = len(active) - len(lines)
     return [*lines, f"  and {left} more: opd hints list"] if left else lines
 
 
-def _shown_hint(hint: Hint, trained: Mapping[LessonKind, int]) -> str:
+def _shown_hint(hint: Hint, trained: Mapping[LessonKind, int], row: VersionRow | None) -> str:
     text = " ".join(hint.text.split())
     text = text if len(text) <= _MOST_CHARS else f"{text[: _MOST_CHARS - 1]}…"
     lessons, counter = (trained.get(one, 0) for one in (LessonKind.HINT, LessonKind.COUNTER))
     gap = "" if hint.gap is None else f", gap {hint.first_gap:.2g} -> {hint.gap:.2g} nats"
-    return f'  practised: "{text}": {lessons} lessons and {counter} counter-lessons{gap}'
+    done = shown_uptake(hint.hint_id, row)
+    done = "" if done is None else f", {done}"
+    return f'  practised: "{text}": {lessons} lessons and {counter} counter-lessons{gap}{done}'
+
+
+def shown_uptake(hint_id: str, row: VersionRow | None) -> str | None:
+    """How often what a hint asks is done unasked, as it was measured last; None if it was not."""
+    found = None if row is None else uptake_of(measured_of(hint_id, [row]))
+    if found is None:
+        return None
+    now, start, hinted = found.now, found.start, found.hinted
+    return (
+        f"done unasked in {now.hits} of {now.count} answers (start {start.value:.2f}, with the "
+        f"hint {hinted.value:.2f})"
+    )
 
 
 def _measured(row: VersionRow) -> list[str]:

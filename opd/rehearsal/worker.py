@@ -98,7 +98,7 @@ class RehearsalWorker:
         limit = asyncio.Semaphore(concurrency)
         self._preparation = HintPreparation(store, questions, desk, start, config, limit)
         self._keeping = Keeping(store, self._preparation, config)
-        measurer = Measurer(desk, probe, questions, limit)
+        measurer = Measurer(desk, probe, start, questions, limit)
         self._review = Review(store, measurer, self._keeping, Journal(folder), config)
         self._hints: list[Hint] = []
         losses = TextLosses()

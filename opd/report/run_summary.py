@@ -136,5 +136,10 @@ def _measured(rows: Sequence[VersionRow]) -> dict[str, Any] | None:
             hint_id: one.model_dump() for hint_id, one in last.unguarded_of.items()
         },
         "obedience_not_measurable": list(last.unmeasured),
+        "uptake": {
+            one.hint_id: one.model_dump(include={"done", "done_start", "done_hinted"})
+            for one in last.hints
+            if one.done is not None
+        },
         "gap_at_other_states": None if last.keep is None else last.keep.model_dump(),
     }

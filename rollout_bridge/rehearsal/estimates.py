@@ -85,6 +85,29 @@ def gap_of(measured: Sequence[MeasuredAnswer], seed: int) -> Gap | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uptake:
+    """In how many answers at a hint's states what it asks is done without being asked for: `now` by
+    the policy, `start` by the start model, which does it in `hinted` answers with the hint.
+    """
+
+    now: Rate
+    start: Rate
+    hinted: Rate
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the hint does anything here, beyond the chance of these answers: otherwise there
+        is no way to go, and no share of it.
+        """
+        return self.hinted.interval[0] > self.start.interval[1]
+
+    @property
+    def share(self) -> float:
+        """How much of the way from `start` to `hinted` is gone, if that `is_known`."""
+        return (self.now.value - self.start.value) / (self.hinted.value - self.start.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Obedience:
     """Obedience to open wishes at one version: `followed` of `asked` answers, plus `abstained` on
     which the judge did not decide. Of as many answers, the start model would follow in `before`.

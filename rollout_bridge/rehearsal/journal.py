@@ -5,12 +5,13 @@ The rehearsal worker writes it and reads it again when it starts; terminal and r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
 from records.hints.types import HintStatus
-from rollout_bridge.rehearsal.estimates import Gap, Obedience, PooledObedience
+from rollout_bridge.rehearsal.estimates import Gap, Obedience, PooledObedience, Rate, Uptake
 from rollout_bridge.rehearsal.last_line import last_line
 
 FILE = "rehearsal.jsonl"
@@ -92,10 +93,28 @@ class PooledRow(_Row):
         )
 
 
+class RateRow(_Row):
+    """`hits` of `count` answers."""
+
+    hits: int
+    count: int
+
+    @classmethod
+    def of(cls, rate: Rate | None) -> RateRow | None:
+        """As it is written; None without answers."""
+        return None if rate is None or not rate.count else cls(hits=rate.hits, count=rate.count)
+
+    def rate(self) -> Rate:
+        """As it was measured."""
+        return Rate(hits=self.hits, count=self.count)
+
+
 class MeasuredHint(_Row):
     """One hint at one version. `held_back`: measured at states that never train. `active_from`: its
     number of steps when it last became active. `rested_at`: a resting hint's gap when it came to
-    rest; None if that is not known.
+    rest; None if that is not known. `done`: answers at these states that do what the hint asks,
+    unasked; `done_start` and `done_hinted`: those of the start model, without and with the hint;
+    None if they were not measured.
     """
 
     hint_id: str
@@ -106,6 +125,9 @@ class MeasuredHint(_Row):
     num_steps: int
     active_from: int
     rested_at: float | None = None
+    done: RateRow | None = None
+    done_start: RateRow | None = None
+    done_hinted: RateRow | None = None
 
 
 class VersionRow(_Row):
@@ -141,6 +163,23 @@ class VersionRow(_Row):
     def has_start_weights(self) -> bool:
         """Whether nothing was trained yet; rows of earlier releases have no `is_start`."""
         return self.is_start or self.version == 0
+
+
+def uptake_of(measured: Sequence[MeasuredHint]) -> Uptake | None:
+    """A hint's uptake by all these measurements of it together; None if it was not measured."""
+    done = [one.done for one in measured if one.done is not None]
+    if not done or measured[-1].done_start is None or measured[-1].done_hinted is None:
+        return None
+    return Uptake(
+        now=Rate(hits=sum(one.hits for one in done), count=sum(one.count for one in done)),
+        start=measured[-1].done_start.rate(),
+        hinted=measured[-1].done_hinted.rate(),
+    )
+
+
+def measured_of(hint_id: str, rows: Sequence[VersionRow]) -> list[MeasuredHint]:
+    """What these rows say of one hint."""
+    return [one for row in rows for one in row.hints if one.hint_id == hint_id]
 
 
 class Journal:

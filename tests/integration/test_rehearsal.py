@@ -29,7 +29,7 @@ from records.lessons.names import LessonKind
 from records.store import Store
 from rollout_bridge.engine.client import EngineClient
 from rollout_bridge.engine.served import ServedFile
-from rollout_bridge.rehearsal.journal import read_rows
+from rollout_bridge.rehearsal.journal import read_rows, uptake_of
 from rollout_bridge.rendering.rendering import Rendering
 from tests.contract.engine_process import embedded_engine
 from tests.examples.shipped import MODEL
@@ -216,6 +216,12 @@ async def test_one_objection_is_learned_and_open_wishes_are_still_done(
     assert rows[0].hints[0].first_gap == pytest.approx(hint.first_gap)
     assert rows[0].pooled is not None
     assert rows[0].keep is not None
+    first, last = (uptake_of(row.hints[:1]) for row in (rows[0], rows[-1]))
+    assert first is not None
+    assert last is not None
+    assert (last.start, last.hinted) == (first.start, first.hinted)
+    assert first.is_known
+    assert last.now.value > first.now.value
 
 
 async def stopped_at_rest(parts: Parts, hint_id: str, stop: asyncio.Event) -> None:

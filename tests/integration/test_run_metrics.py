@@ -25,7 +25,7 @@ from records.hints.types import Examination, HintStatus
 from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.store import Store
 from rollout_bridge.engine.keys import ensure_key_file
-from rollout_bridge.rehearsal.journal import Journal, MeasuredHint, PooledRow
+from rollout_bridge.rehearsal.journal import Journal, MeasuredHint, PooledRow, RateRow
 from tests.examples.shipped import MODEL
 from tests.records.hints.test_memory import objected
 from tests.rollout_bridge.rehearsal.test_journal import GAP, a_row
@@ -63,6 +63,8 @@ def a_hint_row(name: str, gap: float, *, held_back: bool) -> MeasuredHint:
         held_back=held_back,
         num_steps=1,
         active_from=0,
+        done=RateRow(hits=4, count=16),
+        done_start=RateRow(hits=3, count=48),
     )
 
 
@@ -120,6 +122,9 @@ async def test_a_scrape_of_the_endpoint_shows_judge_rehearsal_and_training(tmp_p
     assert found["rehearsal_gap_nats{at=where_trained}"] == 0.8
     for of in ("value", "low", "high", "before", "floor"):
         assert found[f"rehearsal_obedience{{of={of}}}"] == getattr(POOLED, of)
+    assert found["rehearsal_hint_uptake{hint_id=a,of=policy}"] == 0.25
+    assert found["rehearsal_hint_uptake{hint_id=a,of=start}"] == 0.0625
+    assert "rehearsal_hint_uptake{hint_id=a,of=hinted}" not in found, "it was not measured"
     assert found["rehearsal_keep_gap_nats"] == 0.5
     assert found["run_staleness_versions{of=mean}"] == 0.5
     assert found["run_version"] == 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from records.hints.types import Hint, HintStatus
 from rollout_bridge.rehearsal.config import RehearsalConfig
-from rollout_bridge.rehearsal.estimates import Gap, PooledObedience
+from rollout_bridge.rehearsal.estimates import Gap, PooledObedience, Uptake
 
 NOTHING = 1e-3
 """Nats per token; a first gap this small has nothing to teach, and a tenth of it cannot be
@@ -21,6 +21,10 @@ _LEFT = 0.75
 """Share of the first gap that may be left on a plateau. One of two held-back states may be one
 where the hint does not matter, or where the policy does what the hint asks in other words than the
 teacher: no step closes that. If more is left, the hint is not learned.
+"""
+_MOST_OF_THE_WAY = 0.8
+"""A hint that is not taken up this far is practised on, though its gap seems to have stopped: a gap
+says little of a wish that is decided at its first tokens.
 """
 
 
@@ -48,13 +52,14 @@ def fate_of(
     version_obeys: bool = True,
     earlier: Sequence[float] = (),
     rested_at: float | None = None,
+    uptake: Uptake | None = None,
 ) -> Fate | None:
     """What a measurement means for a hint; None: it stays what it is. `active_from` is its number
     of steps when it last became active. A hint whose gap has closed is still practised while open
     wishes against it (`obedience`; None: too few answers), or all of them at this version, are done
     too seldom. A resting one wakes when those against it are: then its counter-lessons teach.
     `earlier`: its gaps at earlier versions, since it was last active; `rested_at`: its gap when it
-    came to rest, None if unknown.
+    came to rest; `uptake`: at the last versions together; None: unknown.
     """
     obeys = version_obeys and (obedience is None or obedience.rate.value >= obedience.floor)
     bound = None if first_gap is None else closed_below(first_gap, config)
@@ -68,6 +73,7 @@ def fate_of(
             hint.status is HintStatus.ACTIVE
             and obeys
             and _falls_no_more(gap, earlier, first_gap, config)
+            and not _has_far_to_go(uptake)
         ):
             return Fate(
                 status=HintStatus.RESTING,
@@ -96,6 +102,11 @@ def fate_of(
             detail=f"{steps} steps have not closed its gap ({said}); rehearsal.max_steps",
         )
     return None
+
+
+def _has_far_to_go(uptake: Uptake | None) -> bool:
+    """Whether what the hint asks is not done as often yet as the start does it with the hint."""
+    return uptake is not None and uptake.is_known and uptake.share < _MOST_OF_THE_WAY
 
 
 def _falls_no_more(

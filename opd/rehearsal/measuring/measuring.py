@@ -1,6 +1,7 @@
 """What a version has learned, and what it has lost: measured by fresh answers that never train.
 
 gap         held-back states of a hint      log pi - log q under the hint
+uptake      the same answers                do they do what the hint asks?
 keep        states of other kinds           log pi - log q of the start, no hint
 obedience   held-out open wishes            does the answer do what the words ask?
 """
@@ -16,11 +17,13 @@ import numpy as np
 
 from opd.rehearsal.desk import Desk, LessonUnusable
 from opd.rehearsal.needs import Questions
+from opd.rehearsal.places import Place
 from opd.rehearsal.policy_sampler import PolicySampler
 from opd.rehearsal.preparing.prompt_check import followed_at
 from records.hints.types import HintPrompt
+from records.messages import Message
 from records.types import TurnRecord
-from rollout_bridge.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, gap_of
+from rollout_bridge.rehearsal.estimates import Gap, MeasuredAnswer, Obedience, Rate, gap_of
 from rollout_bridge.together import all_or_none
 
 logger = logging.getLogger(__name__)
@@ -45,26 +48,74 @@ class Wish:
         return self.prompt.followed / self.prompt.asked
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Practice:
+    """The gap of some answers, and how many of them do what the hint asks; None: none could be
+    measured, or judged.
+    """
+
+    gap: Gap | None
+    done: Rate | None
+
+
 class Measurer:
-    """Measures the policy as it is now; `policy` samples at temperature 1."""
+    """Measures the policy as it is now, and the `start` model; both sample at temperature 1."""
 
     def __init__(
-        self, desk: Desk, policy: PolicySampler, questions: Questions, limit: asyncio.Semaphore
+        self,
+        desk: Desk,
+        policy: PolicySampler,
+        start: PolicySampler,
+        questions: Questions,
+        limit: asyncio.Semaphore,
     ) -> None:
-        self._desk, self._policy, self._questions, self._limit = desk, policy, questions, limit
+        self._desk, self._policy, self._start = desk, policy, start
+        self._questions, self._limit = questions, limit
 
-    async def gap(
-        self, turns: Sequence[TurnRecord], hint: str | None, num_samples: int, seed: int
+    async def keep_gap(
+        self, turns: Sequence[TurnRecord], num_samples: int, seed: int
     ) -> Gap | None:
-        """The gap at these states, under `hint` or to the start model; None if nothing could be
+        """The gap to the start model at these states, without a hint; None if nothing could be
         measured. Raises ServiceUnavailable.
         """
         if not turns:
             return None
         found = await all_or_none(
-            [self._difference(turns[i % len(turns)], hint) for i in range(num_samples)]
+            [self._compared(turns[i % len(turns)], None) for i in range(num_samples)]
         )
-        return gap_of([one for one in found if one is not None], seed)
+        return gap_of([one.measured for one in found if one is not None], seed)
+
+    async def practice(
+        self, turns: Sequence[TurnRecord], hint: str, num_samples: int, seed: int
+    ) -> Practice:
+        """The gap at these states under `hint`, and in how many of the same answers the judge sees
+        what it asks. Raises ServiceUnavailable.
+        """
+        found = await all_or_none(
+            [
+                self._practised(turns[i % len(turns)], hint)
+                for i in range(num_samples if turns else 0)
+            ]
+        )
+        known = [one for one in found if one is not None]
+        gap = gap_of([compared.measured for compared, _ in known], seed)
+        return Practice(gap=gap, done=_rate([is_done for _, is_done in known]))
+
+    async def of_start(
+        self, turns: Sequence[TurnRecord], hint: str, num_samples: int
+    ) -> tuple[Rate | None, Rate | None]:
+        """In how many answers at these states the start model does what `hint` asks: unasked, and
+        with the hint. Raises ServiceUnavailable.
+        """
+        found = await all_or_none(
+            [
+                self._started(turns[i % len(turns)], hint, unasked=unasked)
+                for unasked in (True, False)
+                for i in range(num_samples if turns else 0)
+            ]
+        )
+        half = len(found) // 2
+        return _rate(found[:half]), _rate(found[half:])
 
     async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
         """Whether the policy does what each wish asks, by hint. Raises ServiceUnavailable."""
@@ -74,9 +125,23 @@ class Measurer:
             of_hints.setdefault(wish.hint_id, []).append((one, wish))
         return {hint_id: _obedience(answers) for hint_id, answers in of_hints.items()}
 
-    async def _difference(self, turn: TurnRecord, hint: str | None) -> MeasuredAnswer | None:
+    async def _compared(self, turn: TurnRecord, hint: str | None) -> Compared | None:
         async with self._limit:
-            return await difference_at(self._desk, self._policy, turn, hint)
+            return await compared_at(self._desk, self._policy, turn, hint)
+
+    async def _practised(self, turn: TurnRecord, hint: str) -> tuple[Compared, bool | None] | None:
+        async with self._limit:
+            one = await compared_at(self._desk, self._policy, turn, hint)
+            if one is None:
+                return None
+            messages = one.place.messages
+            return one, await self._questions.followed(hint, messages, turn.tools, one.message)
+
+    async def _started(self, turn: TurnRecord, hint: str, *, unasked: bool) -> bool | None:
+        async with self._limit:
+            return await followed_at(
+                self._desk, self._start, self._questions, turn, hint, unasked=unasked
+            )
 
     async def _followed(self, wish: Wish) -> bool | None:
         """Whether the first answer that the judge can decide does it."""
@@ -90,9 +155,18 @@ class Measurer:
         return None
 
 
-async def difference_at(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One answer: where it was given, what it says, and its differences to the teacher."""
+
+    place: Place
+    message: Message
+    measured: MeasuredAnswer
+
+
+async def compared_at(
     desk: Desk, model: PolicySampler, turn: TurnRecord, hint: str | None
-) -> MeasuredAnswer | None:
+) -> Compared | None:
     """One answer of `model` at a state, compared with the teacher under `hint`; None if it cannot
     be measured. Raises ServiceUnavailable.
     """
@@ -106,7 +180,14 @@ async def difference_at(
     except LessonUnusable as error:
         logger.info("turn %s cannot be measured: %s", turn.turn_id, error)
         return None
-    return MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
+    measured = MeasuredAnswer(turn_id=turn.turn_id, differences=logprobs - found.logprobs)
+    return Compared(place=place, message=answer.message, measured=measured)
+
+
+def _rate(said: Sequence[bool | None]) -> Rate | None:
+    """Of the answers on which the judge decided; None without any."""
+    answered = [one for one in said if one is not None]
+    return Rate(hits=sum(answered), count=len(answered)) if answered else None
 
 
 def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:

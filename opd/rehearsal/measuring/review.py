@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from opd.rehearsal.measuring.fate import closed_below, fate_of
-from opd.rehearsal.measuring.measuring import Measurer, Wish, wishes_in_turn
+from opd.rehearsal.measuring.fate import PLATEAU, closed_below, fate_of
+from opd.rehearsal.measuring.measuring import Measurer, Practice, Wish, wishes_in_turn
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
 from opd.rehearsal.preparing.preparing import PreparedHint
@@ -21,6 +21,8 @@ from rollout_bridge.rehearsal.estimates import (
     Gap,
     Obedience,
     PooledObedience,
+    Rate,
+    Uptake,
     is_obedient,
     pooled,
     summed,
@@ -31,7 +33,10 @@ from rollout_bridge.rehearsal.journal import (
     MeasuredHint,
     ObedienceRow,
     PooledRow,
+    RateRow,
     VersionRow,
+    measured_of,
+    uptake_of,
 )
 from rollout_bridge.rehearsal.recovery import deep_falls
 from rollout_bridge.stop_order import StopOrder
@@ -115,15 +120,14 @@ class Review:
         spare_wishes = wishes_in_turn(spare, _UNGUARDED, begin=version * _UNGUARDED)
         measured = self._to_measure(hints, version)
         # All at once, because an engine answers many in little more time than a few.
-        [of_hints, unguarded], [keep, *gaps] = await both(
+        [of_hints, unguarded], (keep, practices) = await both(
             all_or_none([self._measurer.obedience(each) for each in (wishes, spare_wishes)]),
-            all_or_none(
-                [
-                    self._measurer.gap(kept, None, config.keep_samples, version),
-                    *(self._gap(one, version) for one in measured),
-                ]
+            both(
+                self._measurer.keep_gap(kept, config.keep_samples, version),
+                all_or_none([self._practice(one, version) for one in measured]),
             ),
         )
+        starts = await all_or_none([self._of_start(one) for one in measured])
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
         if obedience is not None and not obeys and obedience.is_judged and not is_start:
@@ -138,8 +142,14 @@ class Review:
                 *(version, first.followed, first.asked, obedience.followed, obedience.asked),
             )
         rows = [
-            await self._hint(one, gap, of_hints.get(one.hint.hint_id), version_obeys=obeys)
-            for one, gap in zip(measured, gaps, strict=True)
+            await self._hint(
+                one,
+                found,
+                of_hints.get(one.hint.hint_id),
+                of_start=of_start,
+                version_obeys=obeys,
+            )
+            for one, found, of_start in zip(measured, practices, starts, strict=True)
         ]
         earlier = [row.obedience for row in self._rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
@@ -179,25 +189,38 @@ class Review:
 
     async def hint(self, one: PreparedHint, version: int) -> MeasuredHint:
         """Measure one hint that became ready since its version was measured."""
-        return await self._hint(one, await self._gap(one, version))
+        return await self._hint(one, await self._practice(one, version))
 
-    async def _gap(self, one: PreparedHint, version: int) -> Gap | None:
+    async def _practice(self, one: PreparedHint, version: int) -> Practice:
         number = self._config.gap_samples
-        return await self._measurer.gap(one.measured_at, one.hint.text, number, version)
+        return await self._measurer.practice(one.measured_at, one.hint.text, number, version)
+
+    async def _of_start(self, one: PreparedHint) -> tuple[Rate | None, Rate | None]:
+        """In how many answers the start model does what the hint asks, without and with it; asked
+        once.
+        """
+        known = [row for row in measured_of(one.hint.hint_id, self._rows) if row.done is not None]
+        if known:
+            start, hinted = known[-1].done_start, known[-1].done_hinted
+            return start and start.rate(), hinted and hinted.rate()
+        number = self._config.start_samples
+        return await self._measurer.of_start(one.measured_at, one.hint.text, number)
 
     async def _hint(
         self,
         one: PreparedHint,
-        gap: Gap | None,
+        found: Practice,
         obedience: Obedience | None = None,
         *,
+        of_start: tuple[Rate | None, Rate | None] = (None, None),
         version_obeys: bool = True,
     ) -> MeasuredHint:
         """Store a hint's gap and what follows from it. `obedience`: open wishes against it at this
-        version, which is not in the journal yet; `version_obeys`: the version does enough open
-        wishes.
+        version, which is not in the journal yet; `of_start`: see `_of_start`; `version_obeys`: the
+        version does enough open wishes.
         """
-        hint, config = one.hint, self._config
+        hint, config, gap = one.hint, self._config, found.gap
+        done_start, done_hinted = map(RateRow.of, of_start)
         is_first = hint.first_gap is None
         first_gap = gap.value if is_first and gap is not None else hint.first_gap
         if gap is not None:
@@ -206,6 +229,18 @@ class Review:
             )
         active_from, rested_at = self._active_from(hint), self._rested_at(hint)
         done = obedience_of(hint.hint_id, self._rows, obedience, config)
+        measured = MeasuredHint(
+            hint_id=hint.hint_id,
+            status=hint.status,
+            gap=GapRow.of(gap),
+            first_gap=first_gap,
+            held_back=bool(one.held_back),
+            num_steps=hint.num_steps,
+            active_from=active_from,
+            done=RateRow.of(found.done),
+            done_start=done_start,
+            done_hinted=done_hinted,
+        )
         fate = fate_of(
             hint,
             gap,
@@ -213,6 +248,7 @@ class Review:
             active_from,
             config,
             done,
+            uptake=self._uptake(measured),
             version_obeys=version_obeys,
             earlier=self._gaps_while_active(hint),
             rested_at=rested_at,
@@ -228,16 +264,14 @@ class Review:
             else:
                 rested_at = None if gap is None else gap.value
                 await self._store.drop_lessons_of(hint.hint_id, LessonDrop.HINT_ENDED)
-        return MeasuredHint(
-            hint_id=hint.hint_id,
-            status=status,
-            gap=GapRow.of(gap),
-            first_gap=first_gap,
-            held_back=bool(one.held_back),
-            num_steps=hint.num_steps,
-            active_from=active_from,
-            rested_at=rested_at if status is HintStatus.RESTING else None,
+        rested_at = rested_at if status is HintStatus.RESTING else None
+        return measured.model_copy(
+            update={"status": status, "active_from": active_from, "rested_at": rested_at}
         )
+
+    def _uptake(self, now: MeasuredHint) -> Uptake | None:
+        """By as many versions as a plateau has, this one included."""
+        return uptake_of([*measured_of(now.hint_id, self._rows[-PLATEAU:]), now])
 
     def stop_order(self, row: VersionRow) -> StopOrder | None:
         """The order to stop training, if obedience has fallen or can no longer be measured."""
@@ -309,7 +343,7 @@ class Review:
                 continue  # ended just now: its states have not been chosen yet
             turns = await self._store.load_turns(of_ended[hint.hint_id])
             turns = [turn for turn in turns if len(turn.prompt_ids)]
-            gap = await self._measurer.gap(turns, None, self._config.keep_samples, version)
+            gap = await self._measurer.keep_gap(turns, self._config.keep_samples, version)
             tries = sum(hint.hint_id in row.going_back for row in self._rows)
             if not turns:
                 logger.info("hint %s: no state is left to restore", hint.hint_id)

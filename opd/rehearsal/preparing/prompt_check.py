@@ -41,12 +41,15 @@ async def followed_at(
     questions: Questions,
     turn: TurnRecord,
     words: str,
+    *,
+    unasked: bool = False,
 ) -> bool | None:
-    """Whether one answer at this state does what `words` ask. None: the judge cannot decide, or
-    there was nothing to judge. Raises ServiceUnavailable.
+    """Whether one answer at this state does what `words` ask, which are added to it, but if it is
+    to do so `unasked`. None: the judge cannot decide, or there was nothing to judge. Raises
+    ServiceUnavailable.
     """
     try:
-        place = await desk.place(turn, words)
+        place = await desk.place(turn, None if unasked else words)
         answer = await desk.answer(engine, place)
     except LessonUnusable as error:
         logger.info("turn %s cannot be answered with %r added: %s", turn.turn_id, words, error)

@@ -145,6 +145,20 @@ def _measured(row: VersionRow) -> Iterator[Metric]:
         if one.gap is not None:
             of_hints.add_metric((one.hint_id, one.status.value), one.gap.value)
     yield of_hints
+    done = GaugeMetricFamily(
+        "rehearsal_hint_uptake",
+        "Share of answers that do what a hint asks, unasked; of the start model, too.",
+        labels=("hint_id", "of"),
+    )
+    for one in row.hints:
+        for of, rate in (
+            ("policy", one.done),
+            ("start", one.done_start),
+            ("hinted", one.done_hinted),
+        ):
+            if rate is not None:
+                done.add_metric((one.hint_id, of), rate.rate().value)
+    yield done
     obedience = GaugeMetricFamily(
         "rehearsal_obedience", "Share of open wishes done, over the last versions.", labels=("of",)
     )

@@ -49,7 +49,7 @@ class Gaps:
     async def obedience(self, wishes: object) -> dict:
         return {}
 
-    async def gap(self, turns: Sequence[TurnRecord], *_: object) -> Gap | None:
+    async def keep_gap(self, turns: Sequence[TurnRecord], *_: object) -> Gap | None:
         if not turns or self.high is None:
             return None
         return Gap(value=self.high / 2, low=0.0, high=self.high, num_samples=4)

@@ -3,7 +3,7 @@ from opd.rehearsal.saying import LearningLine, Progress, shown_hints, shown_lear
 from records.hints.types import HintStatus, RehearsalBlock
 from records.lessons.names import LessonKind, LessonState
 from rollout_bridge.rehearsal.figures import figures
-from rollout_bridge.rehearsal.journal import Journal, ObedienceRow, PooledRow
+from rollout_bridge.rehearsal.journal import Journal, ObedienceRow, PooledRow, RateRow
 from rollout_bridge.stop_order import StopOrder, order_stop
 from tests.opd.rehearsal.builders import a_hint
 from tests.rollout_bridge.rehearsal.test_journal import a_row
@@ -48,9 +48,21 @@ def test_what_was_measured_is_drawn(tmp_path):
     by_title = {curve.title: curve for curve in learning_curves(tmp_path)}
     assert by_title["Gap under each hint"].series == {"h0": [0.5, 0.5]}
     assert by_title["Obedience: open wishes done"].series["done"] == [None, 0.97]
+    assert by_title["Uptake: what each hint asks, done unasked"].series == {}
     by_hint = by_title["Open wishes done, by the hint that they are against"]
     assert by_hint.series == {"h0": [None, 0.75]}
     assert by_title["Objections per 100 turns"].steps == [0, 1]
+
+
+def test_uptake_is_drawn_next_to_what_the_start_does_with_the_hint(tmp_path):
+    journal = Journal(tmp_path)
+    rates = {name: RateRow(hits=2, count=8) for name in ("done", "done_start", "done_hinted")}
+    taken_up = a_row(1).hints[0].model_copy(update=rates)
+    journal.add(a_row(0))
+    journal.add(a_row(1).model_copy(update={"hints": (taken_up,)}))
+    by_title = {curve.title: curve for curve in learning_curves(tmp_path)}
+    found = by_title["Uptake: what each hint asks, done unasked"].series
+    assert found == {"h0": [None, 0.25], "h0, start with the hint": [None, 0.25]}
 
 
 def test_what_is_practised_without_a_guard_says_what_it_costs():
@@ -108,6 +120,14 @@ def test_hints_that_are_practised_are_said_one_by_one():
         '  practised: "Use Celsius.": 5 lessons and 3 counter-lessons, gap 0.45 -> 0.04 nats',
         f'  practised: "{"x" * 59}…": 0 lessons and 0 counter-lessons',
     ]
+    rates = {
+        "done": RateRow(hits=5, count=16),
+        "done_start": RateRow(hits=3, count=48),
+        "done_hinted": RateRow(hits=27, count=48),
+    }
+    measured = a_row(3).hints[0].model_copy(update={"hint_id": "a", **rates})
+    [first, _] = shown_hints(hints, trained, a_row(3).model_copy(update={"hints": (measured,)}))
+    assert first.endswith("nats, done unasked in 5 of 16 answers (start 0.06, with the hint 0.56)")
     many = [a_hint(f"h{number}", first_gap=0.1) for number in range(5)]
     assert shown_hints(many, {})[-1] == "  and 2 more: opd hints list"
 

@@ -3,7 +3,7 @@ import pytest
 from opd.rehearsal.measuring.fate import fate_of
 from records.hints.types import HintStatus
 from rollout_bridge.rehearsal.config import RehearsalConfig
-from rollout_bridge.rehearsal.estimates import Gap, PooledObedience, Rate
+from rollout_bridge.rehearsal.estimates import Gap, PooledObedience, Rate, Uptake
 from tests.opd.rehearsal.builders import a_hint
 
 CONFIG = RehearsalConfig(max_steps=10)
@@ -87,6 +87,21 @@ def test_nothing_rests_at_a_version_that_has_lost_open_wishes() -> None:
 )
 def test_a_gap_that_falls_no_more_lets_a_hint_rest(gap, earlier, expected):
     fate = fate_of(a_hint(), a_gap(gap, 0.9), 1.0, 0, CONFIG, earlier=earlier)
+    assert (fate and fate.status) == expected
+
+
+@pytest.mark.parametrize(
+    ("hits", "hinted", "expected"),
+    [(24, 48, None), (39, 48, HintStatus.RESTING), (2, 4, HintStatus.RESTING)],
+)
+def test_a_gap_that_falls_no_more_means_little_before_the_hint_is_taken_up(hits, hinted, expected):
+    """Unless the hint itself does no more than chance."""
+    uptake = Uptake(
+        now=Rate(hits=hits, count=48),
+        start=Rate(hits=2, count=48),
+        hinted=Rate(hits=hinted, count=48),
+    )
+    fate = fate_of(a_hint(), a_gap(0.5), 1.0, 0, CONFIG, earlier=[0.5] * 5, uptake=uptake)
     assert (fate and fate.status) == expected
 
 

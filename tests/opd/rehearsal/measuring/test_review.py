@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from opd.rehearsal.measuring.measuring import Wish, wishes_in_turn
+from opd.rehearsal.measuring.measuring import Practice, Wish, wishes_in_turn
 from opd.rehearsal.measuring.review import Review, obedience_of
 from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
 from records.training.share import LessonShares
 from rollout_bridge.rehearsal.config import RehearsalConfig
-from rollout_bridge.rehearsal.estimates import Gap, Obedience, is_obedient
-from rollout_bridge.rehearsal.journal import Journal, ObedienceRow
+from rollout_bridge.rehearsal.estimates import Gap, Obedience, Rate, is_obedient
+from rollout_bridge.rehearsal.journal import Journal, ObedienceRow, RateRow, read_rows
 from rollout_bridge.rehearsal.recovery import shares_after
 from tests.opd.rehearsal.builders import a_hint, a_prompt, a_state, a_version, asked
 
@@ -72,8 +72,14 @@ def test_every_hint_is_asked_about_as_often_and_every_wish_in_its_turn() -> None
 class Wishes:
     """Measures nothing but open wishes, of which one in two is done."""
 
-    async def gap(self, *_: object) -> None:
+    async def keep_gap(self, *_: object) -> None:
         return None
+
+    async def practice(self, *_: object) -> Practice:
+        return Practice(gap=None, done=None)
+
+    async def of_start(self, *_: object) -> tuple[Rate | None, Rate | None]:
+        return None, None
 
     async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
         count = len(wishes)
@@ -275,13 +281,20 @@ async def test_one_that_was_given_up_is_held_and_has_all_its_steps_again(tmp_pat
 
 
 class Opening(Wishes):
-    """Its gap is what the test says next."""
+    """Its gap and its uptake are what the test says next."""
 
     def __init__(self) -> None:
         self.value = 0.0
+        self.done: Rate | None = None
+        self.asked_start = 0
 
-    async def gap(self, *_: object) -> Gap:
-        return Gap(value=self.value, low=self.value, high=self.value, num_samples=8)
+    async def practice(self, *_: object) -> Practice:
+        gap = Gap(value=self.value, low=self.value, high=self.value, num_samples=8)
+        return Practice(gap=gap, done=self.done)
+
+    async def of_start(self, *_: object) -> tuple[Rate | None, Rate | None]:
+        self.asked_start += 1
+        return Rate(hits=2, count=48), Rate(hits=36, count=48)
 
 
 class Statuses(Nothing):
@@ -313,3 +326,35 @@ async def test_a_gap_that_opens_slowly_wakes_its_hint(tmp_path: Path) -> None:
         assert versions < 60, "it never wakes"
     # Rested at 0.02, a tenth of the first gap more is 0.05; it wakes at twice that tenth at least.
     assert measurer.value < 0.1
+
+
+async def test_a_gap_that_stops_lets_a_hint_rest_once_it_is_taken_up(tmp_path: Path) -> None:
+    store, measurer = Statuses(), Opening()
+    in_product: Any = store
+    review = Review(in_product, measurer, in_product, Journal(tmp_path), CONFIG)  # type: ignore[arg-type]
+    one = replace(prepared("h0"), hint=a_hint("h0", first_gap=0.3))
+    measurer.value, measurer.done = 0.15, Rate(hits=4, count=16)
+    for version in range(8):
+        await review.version(version, [one], [])
+    assert store.status is HintStatus.ACTIVE, "a third of the way"
+    measurer.done = Rate(hits=12, count=16)
+    for version in range(8, 13):
+        assert store.status is HintStatus.ACTIVE
+        await review.version(version, [one], [])
+    assert store.status is HintStatus.RESTING
+    [measured] = read_rows(tmp_path)[-1].hints
+    assert measured.done_start == RateRow(hits=2, count=48)
+    assert measured.done_hinted == RateRow(hits=36, count=48)
+    assert measurer.asked_start == 1, "the start does not change"
+
+
+async def test_uptake_that_nobody_can_judge_is_not_in_the_way(tmp_path: Path) -> None:
+    store, measurer = Statuses(), Opening()
+    in_product: Any = store
+    review = Review(in_product, measurer, in_product, Journal(tmp_path), CONFIG)  # type: ignore[arg-type]
+    one = replace(prepared("h0"), hint=a_hint("h0", first_gap=0.3))
+    measurer.value = 0.15
+    for version in range(6):
+        await review.version(version, [one], [])
+    assert store.status is HintStatus.RESTING
+    assert read_rows(tmp_path)[-1].hints[0].done is None
