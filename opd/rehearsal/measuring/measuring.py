@@ -198,14 +198,3 @@ def _obedience(answers: Sequence[tuple[bool | None, Wish]]) -> Obedience:
         abstained=len(answers) - len(answered),
         before=sum(wish.before for _, wish in answered),
     )
-
-
-def wishes_in_turn(of_hints: Sequence[Sequence[Wish]], count: int, *, begin: int) -> list[Wish]:
-    """`count` wishes from place `begin` on, equally many of each hint; all hints and wishes take
-    turns.
-    """
-    lists = [wishes for wishes in of_hints if wishes]
-    if not lists:
-        return []
-    places = (divmod(place, len(lists)) for place in range(begin, begin + count))
-    return [lists[hint][turn % len(lists[hint])] for turn, hint in places]

@@ -6,10 +6,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from opd.rehearsal.measuring.fate import PLATEAU, closed_below, fate_of
-from opd.rehearsal.measuring.measuring import Measurer, Practice, Wish, wishes_in_turn
+from opd.rehearsal.measuring.measuring import Measurer, Practice, Wish
+from opd.rehearsal.measuring.open_wishes import (
+    ENOUGH_ANSWERS,
+    LOOK_BACK,
+    obedience_of,
+    spare_wishes_against,
+    together,
+    why_failed,
+    wishes_against,
+    wishes_in_turn,
+)
 from opd.rehearsal.needs import RehearsalStore
 from opd.rehearsal.preparing.keeping import Keeping
 from opd.rehearsal.preparing.preparing import PreparedHint
@@ -20,7 +30,6 @@ from rollout_bridge.rehearsal.config import RehearsalConfig
 from rollout_bridge.rehearsal.estimates import (
     Gap,
     Obedience,
-    PooledObedience,
     Rate,
     Uptake,
     is_obedient,
@@ -44,11 +53,7 @@ from rollout_bridge.together import all_or_none, both
 
 logger = logging.getLogger(__name__)
 
-_ENOUGH_ANSWERS = 16
-"""With fewer answers, nothing can be said about one hint's open wishes."""
-_LOOK_BACK = 8
-"""Number of versions among which that many answers are sought."""
-_LEAST_OF_A_HINT = _ENOUGH_ANSWERS // _LOOK_BACK
+_LEAST_OF_A_HINT = ENOUGH_ANSWERS // LOOK_BACK
 """Fewest open wishes against each hint at a version, however many hints there are."""
 _UNGUARDED = 16
 """Answers per version to open wishes that also train, if a hint has no others: shown, not a guard.
@@ -113,15 +118,18 @@ class Review:
         given_up = await self._store.versions_given_up()
         is_start = await self._store.is_start(version)
         self._rows = lineage(self._journal.rows, given_up, before=version)
-        lists = [_wishes(one) for one in hints]
-        count = max(config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, lists)))
-        wishes = wishes_in_turn(lists, count, begin=version * count)
-        spare = [_spare_wishes(one) for one in hints] if config.without_counter else []
+        lists = [wishes_against(one) for one in hints]
+        spare = [spare_wishes_against(one) for one in hints] if config.without_counter else []
         spare_wishes = wishes_in_turn(spare, _UNGUARDED, begin=version * _UNGUARDED)
         measured = self._to_measure(hints, version)
         # All at once, because an engine answers many in little more time than a few.
         [of_hints, unguarded], (keep, practices) = await both(
-            all_or_none([self._measurer.obedience(each) for each in (wishes, spare_wishes)]),
+            all_or_none(
+                [
+                    self._obedience(lists, version, is_start=is_start),
+                    self._measurer.obedience(spare_wishes),
+                ]
+            ),
             both(
                 self._measurer.keep_gap(kept, config.keep_samples, version),
                 all_or_none([self._practice(one, version) for one in measured]),
@@ -130,17 +138,6 @@ class Review:
         starts = await all_or_none([self._of_start(one) for one in measured])
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
-        if obedience is not None and not obeys and obedience.is_judged and not is_start:
-            more = wishes_in_turn(lists, _LOOK_AGAIN * count, begin=(version + 1) * count)
-            again = await self._measurer.obedience(more)
-            of_hints = _together(of_hints, again)
-            first, obedience = obedience, summed(list(of_hints.values()))
-            assert obedience is not None
-            obeys = is_obedient(obedience, config.obedience_floor)
-            logger.info(
-                "version %d: %d of %d answers to open wishes do them, %d of %d with more answers",
-                *(version, first.followed, first.asked, obedience.followed, obedience.asked),
-            )
         rows = [
             await self._hint(
                 one,
@@ -155,7 +152,7 @@ class Review:
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
         latest = so_far[-config.obedience_versions :]
-        together = pooled(latest, floor=config.obedience_floor)
+        of_latest = pooled(latest, floor=config.obedience_floor)
         returned, going_back = await self._returned_now(hints, ended, version)
         (_, objections), turns = await self._store.num_judged(), await self._store.counts()
         lessons = await self._store.lesson_counts()
@@ -167,7 +164,7 @@ class Review:
             hints=tuple(rows),
             obedience=None if obedience is None else ObedienceRow.of(obedience),
             obedience_of={hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()},
-            pooled=PooledRow.of(together),
+            pooled=PooledRow.of(of_latest),
             keep=GapRow.of(keep),
             lessons={f"{kind.value}/{state.value}": n for (kind, state), n in lessons.items()},
             returned=returned,
@@ -177,7 +174,7 @@ class Review:
                 one.hint.hint_id for one in hints if config.without_counter and not one.open_wishes
             ),
             is_start=is_start,
-            failure=None if is_start else _why_failed(latest, together),
+            failure=None if is_start else why_failed(latest, of_latest),
         )
         self._rows.append(row)
         falls = deep_falls(self._rows, config.obedience_floor)
@@ -186,6 +183,29 @@ class Review:
         self._journal.add(row)
         self._returned.update(returned)
         return row
+
+    async def _obedience(
+        self, of_hints: Sequence[Sequence[Wish]], version: int, *, is_start: bool
+    ) -> dict[str, Obedience]:
+        """Obedience to open wishes, by the hint that they are against; asked again if it seems to
+        have fallen.
+        """
+        floor = self._config.obedience_floor
+        count = max(self._config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, of_hints)))
+        first = await self._measurer.obedience(
+            wishes_in_turn(of_hints, count, begin=version * count)
+        )
+        one = summed(list(first.values()))
+        if one is None or is_start or not one.is_judged or is_obedient(one, floor):
+            return first
+        more = await self._measurer.obedience(
+            wishes_in_turn(of_hints, _LOOK_AGAIN * count, begin=(version + 1) * count)
+        )
+        logger.info(
+            "version %d does %d of %d open wishes: it was asked again",
+            *(version, one.followed, one.asked),
+        )
+        return together(first, more)
 
     async def hint(self, one: PreparedHint, version: int) -> MeasuredHint:
         """Measure one hint that became ready since its version was measured."""
@@ -317,11 +337,11 @@ class Review:
         return next((one.rested_at for one in rows if one.hint_id == hint.hint_id), None)
 
     def _gaps_while_active(self, hint: Hint) -> list[float]:
-        """The hint's gaps at the last _LOOK_BACK versions, as far back as it was active, oldest
+        """The hint's gaps at the last LOOK_BACK versions, as far back as it was active, oldest
         first; the last measurement of a version counts.
         """
         found: dict[int, float] = {}
-        for row in reversed(self._rows[-_LOOK_BACK:]):
+        for row in reversed(self._rows[-LOOK_BACK:]):
             of_hint = [one for one in row.hints if one.hint_id == hint.hint_id]
             if of_hint and of_hint[0].status is not HintStatus.ACTIVE:
                 break
@@ -360,16 +380,6 @@ class Review:
         return tuple(returned), tuple(going_back)
 
 
-def _together(some: Mapping[str, Obedience], more: Mapping[str, Obedience]) -> dict[str, Obedience]:
-    """All answers of each hint."""
-    found = {}
-    for hint_id in {**some, **more}:
-        of_hint = summed([part[hint_id] for part in (some, more) if hint_id in part])
-        assert of_hint is not None
-        found[hint_id] = of_hint
-    return found
-
-
 def lineage(
     rows: Sequence[VersionRow], given_up: Collection[int] = (), before: int | None = None
 ) -> list[VersionRow]:
@@ -384,68 +394,5 @@ def lineage(
     return [newest[version] for version in sorted(newest)]
 
 
-def _why_failed(latest: Sequence[Obedience], together: PooledObedience | None) -> str | None:
-    """Why training stops at a version, by open wishes at the `latest` ones; None: it goes on. Not
-    for the start: if it falls short, that is chance.
-    """
-    all_ = summed(latest)
-    if all_ is None:
-        return None
-    if not all_.is_judged:
-        return (
-            f"the judge cannot say of {all_.abstained} of {all_.abstained + all_.asked} answers "
-            "whether they do what an open wish asks"
-        )
-    if together is None or together.passed:
-        return None
-    low, high = together.rate.interval
-    return (
-        f"open wishes are done in {together.rate.value:.2f} of {together.rate.count} answers "
-        f"({low:.2f} to {high:.2f}), and at least {together.floor:.2f} is asked for (the start: "
-        f"{together.before:.2f})"
-    )
-
-
-def obedience_of(
-    hint_id: str,
-    rows: Sequence[VersionRow],
-    now: Obedience | None,
-    config: RehearsalConfig,
-) -> PooledObedience | None:
-    """How often open wishes against one hint are done: `now`, and at as many earlier versions as
-    _ENOUGH_ANSWERS takes. None if the last _LOOK_BACK have fewer.
-    """
-    parts = [] if now is None else [now]
-    for row in reversed(rows[-_LOOK_BACK:]):
-        if _num_asked(parts) >= _ENOUGH_ANSWERS:
-            break
-        if hint_id in row.obedience_of:
-            parts.append(row.obedience_of[hint_id].obedience())
-    if _num_asked(parts) < _ENOUGH_ANSWERS:
-        return None
-    return pooled(parts, floor=config.obedience_floor)
-
-
-def _num_asked(parts: Sequence[Obedience]) -> int:
-    return sum(one.asked for one in parts)
-
-
 def _is_back(hint: Hint, gap: Gap, config: RehearsalConfig) -> bool:
     return gap.high <= closed_below(hint.first_gap or 0.0, config)
-
-
-def _wishes(one: PreparedHint) -> list[Wish]:
-    """The hint's texts that never train, at its states, the held-back ones first."""
-    turns = (*one.held_back, *one.training)
-    hint_id = one.hint.hint_id
-    return [
-        Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in one.wishes
-    ]
-
-
-def _spare_wishes(one: PreparedHint) -> list[Wish]:
-    """For a hint without a text that only measures: the open wish that trains."""
-    turns = (*one.held_back, *one.training)
-    hint_id = one.hint.hint_id
-    prompts = [] if one.wishes else one.open_wishes
-    return [Wish(hint_id=hint_id, turn=turn, prompt=prompt) for turn in turns for prompt in prompts]

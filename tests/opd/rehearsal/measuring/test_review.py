@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from opd.rehearsal.measuring.measuring import Practice, Wish, wishes_in_turn
-from opd.rehearsal.measuring.review import Review, obedience_of
+from opd.rehearsal.measuring.measuring import Practice, Wish
+from opd.rehearsal.measuring.open_wishes import obedience_of, wishes_in_turn
+from opd.rehearsal.measuring.review import Review
 from opd.rehearsal.preparing.preparing import PreparedHint
 from records.hints.types import HintPrompt, HintStatus
 from records.training.share import LessonShares
