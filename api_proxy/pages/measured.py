@@ -6,19 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+Hits = tuple[int, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintVersion:
-    """Gaps are nats per token with a 95% interval; of open wishes against the hint, `followed` of
-    `asked` answers did what they ask. None: not measured at this version.
+    """Gaps are nats per token with a 95% interval; the other figures are (hits, answers). `done`:
+    answers that do what the hint asks, unasked; `done_start` and `done_hinted`: those of the start
+    model, without and with the hint; `obeyed`: answers to open wishes against the hint that do what
+    these ask. None: not measured at this version.
     """
 
     version: int
     gap: float | None
     gap_low: float | None
     gap_high: float | None
-    followed: int | None
-    asked: int | None
+    obeyed: Hits | None
+    done: Hits | None
+    done_start: Hits | None
+    done_hinted: Hits | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

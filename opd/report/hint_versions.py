@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from api_proxy.pages.measured import HintVersion
-from rollout_bridge.rehearsal.journal import FILE, VersionRow
+from rollout_bridge.rehearsal.journal import FILE, RateRow, VersionRow
 
 _MOST_BYTES = 4 * 2**20
 """Read from the end, so that a page that somebody waits for does not read a long run from its
@@ -43,8 +43,14 @@ def _of(row: VersionRow, hint_id: str) -> list[HintVersion]:
             gap=None if one.gap is None else one.gap.value,
             gap_low=None if one.gap is None else one.gap.low,
             gap_high=None if one.gap is None else one.gap.high,
-            followed=None if wishes is None else wishes.followed,
-            asked=None if wishes is None else wishes.asked,
+            obeyed=(wishes.followed, wishes.asked) if wishes is not None and wishes.asked else None,
+            done=_hits(one.done),
+            done_start=_hits(one.done_start),
+            done_hinted=_hits(one.done_hinted),
         )
         for one in measured
     ]
+
+
+def _hits(row: RateRow | None) -> tuple[int, int] | None:
+    return None if row is None else (row.hits, row.count)

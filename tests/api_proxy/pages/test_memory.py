@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from markupsafe import escape
 
 from api_proxy.access.callers import tenant_scope
+from api_proxy.pages.measured import HintVersion
 from opd.report.hint_versions import hint_versions
 from records.hints.types import HintState, RehearsalBlock
 from records.reading.drop_words import BLOCK_WORDS
@@ -80,6 +82,26 @@ async def test_every_page_with_a_hint_says_why_it_is_not_practised(
         assert why in (await door.client.get(page)).text
 
 
+async def test_a_hint_shows_its_uptake_next_to_the_starts(door: Door, store: Store) -> None:
+    await objected(store, "use Celsius")
+    [hint] = await store.hints()
+    measured = HintVersion(
+        version=3,
+        gap=None,
+        gap_low=None,
+        gap_high=None,
+        obeyed=(60, 64),
+        done=(5, 16),
+        done_start=(3, 48),
+        done_hinted=(27, 48),
+    )
+    service = door.app.state.service
+    service.deps = replace(service.deps, hint_versions=lambda _: [measured])
+    page = (await door.client.get(f"/ui/memory/{hint.hint_id}")).text
+    assert "(27 of 48 answers; 3 of 48 without it)" in page
+    assert "<td>5 of 16</td><td>60 of 64</td>" in page
+
+
 async def test_the_states_of_a_hint_lead_to_their_turns(door: Door, store: Store) -> None:
     turn_id = await objected(store, "use Celsius")
     [hint] = await store.hints()
@@ -118,5 +140,9 @@ def test_what_was_measured_of_a_hint_is_read_from_the_runs_file(tmp_path: Path) 
     line = json.dumps(row) + "\n"
     (tmp_path / "rehearsal.jsonl").write_text(line + line[:40])
     [found] = hint_versions(tmp_path, "h1")
-    assert (found.version, found.gap, found.followed, found.asked) == (7, 0.5, 3, 4)
+    assert (found.version, found.gap, found.obeyed, found.done) == (7, 0.5, (3, 4), None)
+    hint |= {"done": {"hits": 5, "count": 16}, "done_hinted": {"hits": 27, "count": 48}}
+    (tmp_path / "rehearsal.jsonl").write_text(json.dumps(row) + "\n")
+    [found] = hint_versions(tmp_path, "h1")
+    assert (found.done, found.done_start, found.done_hinted) == ((5, 16), None, (27, 48))
     assert hint_versions(tmp_path, "h2") == []
