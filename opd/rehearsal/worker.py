@@ -185,6 +185,8 @@ class RehearsalWorker:
             if not self._has_all_of(last):
                 return
             row = await self._review.version(version, hints, kept, ended)
+            if dropped := await self._store.drop_held_lessons():
+                logger.info("%d lessons that held an earlier version are dropped", dropped)
             ended = await self._keeping.to_bring_back(self._review.returned)
             order = self._review.stop_order(row)
             if order is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, delete, or_, select, update
 
-from records.lessons.names import LessonDrop, LessonState
+from records.lessons.names import LessonDrop, LessonKind, LessonState
 from records.lessons.rows import LessonRow, LessonScoreRow, LessonTokensRow
 from records.tables.sql import chunks
 
@@ -21,6 +21,18 @@ def drop_of_hint_op(connection: Connection, hint_id: str, reason: LessonDrop, no
     of_hint = LessonRow.hint_id == hint_id
     drop_if_given_back(connection, reason, of_hint)
     return drop_where(connection, reason, now, of_hint, LessonRow.state.in_(UNTRAINED))
+
+
+def drop_held_op(connection: Connection, now: float) -> int:
+    """Lessons that hold what hints taught, and are not being trained on -> dropped(stale)."""
+    return drop_where(
+        connection,
+        LessonDrop.STALE,
+        now,
+        LessonRow.kind == LessonKind.KEEP,
+        LessonRow.hint_id.is_not(None),
+        LessonRow.state.in_(UNTRAINED),
+    )
 
 
 def drop_if_given_back(

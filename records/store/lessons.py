@@ -112,6 +112,12 @@ class LessonStore(StoreBase):
             dropping.drop_of_hint_op, hint_id=hint_id, reason=reason, now=self._clock()
         )
 
+    async def drop_held_lessons(self) -> int:
+        """Lessons that hold what hints taught, and are not being trained on -> dropped(stale): a
+        step of another version must not hold it.
+        """
+        return await self.write(dropping.drop_held_op, now=self._clock())
+
     async def expire_lessons(self, *, oldest_allowed: int) -> int:
         """Sampled lessons with tokens of a version before `oldest_allowed` -> dropped(stale)."""
         return await self.write(

@@ -148,6 +148,24 @@ async def test_a_batch_without_a_hinted_sample_leaves_turns_where_they_are(store
     assert await state_of(store, turn_id) is TurnState.READY
 
 
+async def test_lessons_that_hold_a_version_are_dropped_unless_a_step_has_them(store: Store) -> None:
+    held = {"hint_id": HINT_ID}
+    [ready] = await ready_lessons(store, KEEP, **held)
+    [other] = await ready_lessons(store, KEEP)
+    [hinted] = await ready_lessons(store, HINT)
+    assert await store.drop_held_lessons() == 1
+    found = await store.lesson(ready)
+    assert found is not None
+    assert found.drop_reason is LessonDrop.STALE
+    assert [await lesson_state(store, one) for one in (other, hinted)] == [LessonState.READY] * 2
+    assert await store.drop_held_lessons() == 0
+    [last] = await ready_lessons(store, KEEP, **held)
+    shares = LessonShares(counter=0.0, keep=0.67)
+    assert len(await leased(store, 3, shares=shares)) == 3
+    assert await store.drop_held_lessons() == 0
+    assert await lesson_state(store, last) is LessonState.LEASED
+
+
 async def test_without_shares_lessons_stay_where_they_are(store: Store) -> None:
     await ready_lessons(store, HINT, 4)
     assert await store.lease(owner=TRAINER, count=4, ttl_s=60.0) == []
