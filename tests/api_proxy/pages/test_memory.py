@@ -98,7 +98,8 @@ async def test_a_hint_shows_its_uptake_next_to_the_starts(door: Door, store: Sto
     service = door.app.state.service
     service.deps = replace(service.deps, hint_versions=lambda _: [measured])
     page = (await door.client.get(f"/ui/memory/{hint.hint_id}")).text
-    assert "(27 of 48 answers; 3 of 48 without it)" in page
+    assert "done unasked in 5 of 16 answers at version 3; by the start model" in page
+    assert "in 3 of 48, with the hint in 27 of 48" in page
     assert "<td>5 of 16</td><td>60 of 64</td>" in page
 
 
