@@ -67,6 +67,11 @@ class Desk:
         self.teacher = teacher
         self._own = own
 
+    @property
+    def knows_policy(self) -> bool:
+        """Whether `score_own` can be asked."""
+        return self._own is not None
+
     async def place(self, turn: TurnRecord, words: str | None = None) -> Place:
         """A recorded state, with `words` added to its last user message."""
         try:

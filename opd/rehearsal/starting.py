@@ -46,6 +46,9 @@ def rehearsal_worker(
 ) -> RehearsalWorker:
     """Create it; the caller keeps the connections open. `folder` is the run's."""
     settings, scoring = config.rehearsal, config.scoring
+    # A teacher in the trainer scores all samples itself; it would teach the start's answers where
+    # the policy's own are to be held.
+    own = None if config.trainer.teacher.in_trainer else OwnScores(to.policy, scoring.top_k)
     seats = seats_of(config)
     sampler = partial(
         _sampler,
@@ -60,7 +63,7 @@ def rehearsal_worker(
     return RehearsalWorker(
         to.store,
         to.questions,
-        desk_of(scoring, to, OwnScores(to.policy, scoring.top_k)),
+        desk_of(scoring, to, own),
         policy=sampler(to.policy, temperature=settings.temperature),
         probe=sampler(to.policy, temperature=_MEASURED_AT),
         start=sampler(to.frozen, temperature=_MEASURED_AT),

@@ -95,6 +95,7 @@ class RehearsalWorker:
     ) -> None:
         self._store, self._version, self._config = store, version, config
         self._shares, self._batch_size, self._folder = shares, batch_size, folder
+        self._desk = desk
         limit = asyncio.Semaphore(concurrency)
         self._preparation = HintPreparation(store, questions, desk, start, config, limit)
         self._keeping = Keeping(store, self._preparation, config)
@@ -184,9 +185,10 @@ class RehearsalWorker:
         if last is None or last.version != version or last.failure is not None:
             if not self._has_all_of(last):
                 return
-            row = await self._review.version(version, hints, kept, ended)
+            # Before its row is written: whoever dies in between finds the version unmeasured.
             if dropped := await self._store.drop_held_lessons():
                 logger.info("%d lessons that held an earlier version are dropped", dropped)
+            row = await self._review.version(version, hints, kept, ended)
             ended = await self._keeping.to_bring_back(self._review.returned)
             order = self._review.stop_order(row)
             if order is not None:
@@ -319,7 +321,8 @@ class RehearsalWorker:
         active = [one for one in practised if one.hint.status is HintStatus.ACTIVE]
         has_prompts = any(one.prompts for one in practised)
         shares = shares_after(self._review.last(), self._shares, self._config.obedience_floor)
-        held = [one for one in practised if one.states and not shares.hinted]
+        may_hold = self._desk.knows_policy and not shares.hinted
+        held = [one for one in practised if one.states and may_hold]
         has_keep = bool(to_keep or held)
         counter, keep = shares.of(self._batch_size, has_counter=has_prompts, has_keep=has_keep)
         hinted = self._batch_size - counter - keep

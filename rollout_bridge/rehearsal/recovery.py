@@ -21,8 +21,8 @@ from rollout_bridge.rehearsal.estimates import is_obedient
 from rollout_bridge.rehearsal.journal import VersionRow
 
 _DEEP = 2.0
-"""A fall is deep if this many times as much is lost as `rehearsal.obedience_floor` allows. Smaller
-ones happen by chance: with 64 answers, one time in eight for a policy that lost nothing.
+"""A fall is deep if this many times as much is lost as `rehearsal.obedience_floor` allows. One step
+wins a smaller one back.
 """
 _REMEMBERED = 8
 """Versions after which a deep fall is forgotten."""

@@ -24,6 +24,7 @@ from opd.rehearsal.worker import RehearsalWorker
 from opd.run import config as run_config
 from opd.run.config import RunConfig
 from records.config import StoreConfig
+from records.errors import StoreUnavailable
 from records.hints.types import Examination, HintPrompt, HintStatus, PromptKind, RehearsalBlock
 from records.lessons.names import LessonKind
 from records.store import Store
@@ -300,6 +301,47 @@ async def test_a_worker_that_dies_is_followed_by_one_that_asks_nothing_twice(
         assert await parts.store.lesson_counts() == first, "no lesson is planned twice"
         assert len(read_rows(tmp_path)) == 1, "no version is measured twice"
         assert parts.judge.num_asked - asked <= 12 * 2, "states and texts stand in the store"
+
+
+@pytest.mark.timeout(300)
+async def test_no_version_is_measured_while_lessons_that_hold_an_earlier_one_are_left(
+    untrained_url: str,
+    lab_engine: str,
+    rendering: Rendering,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with opened(tmp_path, untrained_url, lab_engine, rendering) as parts:
+        await remembered(parts, *TEXTS)
+        worker = parts.worker()
+
+        async def is_down() -> int:
+            raise StoreUnavailable("the store is down")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(parts.store, "drop_held_lessons", is_down)
+            with pytest.raises(StoreUnavailable):
+                await until_planned(parts, worker)
+        assert read_rows(tmp_path) == [], "a row would say that this is done"
+        await until_planned(parts, worker)
+        assert len(read_rows(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("kind", "knows"), [("engine", True), ("frozen", False)])
+async def test_nothing_is_held_where_a_teacher_in_the_trainer_scores_all_samples(
+    kind: str,
+    knows: bool,
+    untrained_url: str,
+    lab_engine: str,
+    rendering: Rendering,
+    tmp_path: Path,
+) -> None:
+    async with opened(tmp_path, untrained_url, lab_engine, rendering) as parts:
+        trainer = parts.config.trainer
+        teacher = trainer.teacher.model_copy(update={"kind": kind})
+        trainer = trainer.model_copy(update={"teacher": teacher})
+        parts.config = parts.config.model_copy(update={"trainer": trainer})
+        assert parts.worker()._desk.knows_policy is knows
 
 
 def is_rehearsing(worker: RehearsalWorker) -> bool:

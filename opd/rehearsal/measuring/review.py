@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from opd.rehearsal.measuring.fate import PLATEAU, closed_below, fate_of
 from opd.rehearsal.measuring.measuring import Measurer, Practice, Wish
@@ -135,19 +135,9 @@ class Review:
                 all_or_none([self._practice(one, version) for one in measured]),
             ),
         )
-        starts = await all_or_none([self._of_start(one) for one in measured])
         obedience = summed(list(of_hints.values()))
         obeys = obedience is None or is_obedient(obedience, config.obedience_floor)
-        rows = [
-            await self._hint(
-                one,
-                found,
-                of_hints.get(one.hint.hint_id),
-                of_start=of_start,
-                version_obeys=obeys,
-            )
-            for one, found, of_start in zip(measured, practices, starts, strict=True)
-        ]
+        rows = await self._hints(measured, practices, of_hints, version_obeys=obeys)
         earlier = [row.obedience for row in self._rows if row.obedience is not None]
         so_far = [one.obedience() for one in earlier]
         so_far += [obedience] if obedience is not None else []
@@ -161,7 +151,7 @@ class Review:
             version=version,
             turns=sum(turns.values()),
             objections=objections,
-            hints=tuple(rows),
+            hints=rows,
             obedience=None if obedience is None else ObedienceRow.of(obedience),
             obedience_of={hint_id: ObedienceRow.of(one) for hint_id, one in of_hints.items()},
             pooled=PooledRow.of(of_latest),
@@ -183,6 +173,28 @@ class Review:
         self._journal.add(row)
         self._returned.update(returned)
         return row
+
+    async def _hints(
+        self,
+        measured: Sequence[PreparedHint],
+        practices: Sequence[Practice],
+        of_hints: Mapping[str, Obedience],
+        *,
+        version_obeys: bool,
+    ) -> tuple[MeasuredHint, ...]:
+        """What this version means for each hint, see `_hint`."""
+        starts = await all_or_none([self._of_start(one) for one in measured])
+        rows = [
+            await self._hint(
+                one,
+                found,
+                of_hints.get(one.hint.hint_id),
+                of_start=of_start,
+                version_obeys=version_obeys,
+            )
+            for one, found, of_start in zip(measured, practices, starts, strict=True)
+        ]
+        return tuple(rows)
 
     async def _obedience(
         self, of_hints: Sequence[Sequence[Wish]], version: int, *, is_start: bool
