@@ -150,6 +150,16 @@ class Supervisor:
         """Whether a child of this name was started."""
         return any(child.name == name for child in self._children)
 
+    def has_finished(self, name: str) -> bool:
+        """Whether a child of this name ended for good, with status 0."""
+        return any(
+            child.name == name
+            and child.may_finish
+            and child.process is not None
+            and child.process.returncode == 0
+            for child in self._children
+        )
+
     async def _spawn(self, child: Child) -> None:
         with contextlib.ExitStack() as stack:
             log = None

@@ -51,6 +51,7 @@ _STILL_S = 120.0
 """A hint may wait for recorded requests that never come."""
 _STILL_AT_WORK_S = 1800.0
 """The same while judge and engines still answer for hints: all that they make may be dropped."""
+_UNSCORED = (TurnState.JUDGING, TurnState.SCORING)
 _UNTRAINED = (TurnState.READY, TurnState.LEASED)
 
 
@@ -266,7 +267,20 @@ class _Replay:
                 processes.supervisor.failed.result()
             if is_done(status) or (training and read_stop(self._folder) is not None):
                 return
+            if processes.supervisor.has_finished("trainer"):
+                if training:
+                    self._say_what_is_left(await store.replay_status(), shown)
+                return
             await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _say_what_is_left(self, status: ReplayStatus, shown: ReplayProgress) -> None:
+        """A trainer that has taken its last step trains nothing of it."""
+        left = sum(status.states[state] for state in (*_UNSCORED, *_UNTRAINED))
+        if left:
+            shown.say(
+                f"{left} turns are left: the trainer has taken its last step "
+                f"(trainer.max_steps = {self._config.trainer.max_steps})"
+            )
 
     async def _until_rest(self, store: Store, processes: Run, shown: ReplayProgress) -> None:
         """Wait until no hint is practised any more, training was stopped, or nothing changes."""
@@ -279,7 +293,7 @@ class _Replay:
             shown.practising(num_over, num_open + num_over)
             if processes.supervisor.failed.done():
                 processes.supervisor.failed.result()
-            if not num_open:
+            if not num_open or processes.supervisor.has_finished("trainer"):
                 return
             now = (version, num_open, await store.lesson_counts())
             if now != seen:
@@ -366,14 +380,7 @@ class _Replay:
 
 
 def _is_scored(mode: ReplayMode) -> Callable[[ReplayStatus], bool]:
-    waiting = (
-        (TurnState.JUDGING,)
-        if mode == "judge-only"
-        else (
-            TurnState.JUDGING,
-            TurnState.SCORING,
-        )
-    )
+    waiting = (TurnState.JUDGING,) if mode == "judge-only" else _UNSCORED
     return lambda status: not any(status.states[state] for state in waiting)
 
 

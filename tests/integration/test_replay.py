@@ -249,6 +249,21 @@ def test_the_policy_answers_recorded_prompts_anew(tmp_path: Path) -> None:
     assert summary["note"] is None, "the policy's own samples say how probable they were"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("mode", ["rescore", "resample"])
+def test_a_replay_ends_with_the_last_step_that_it_may_take(mode: str, tmp_path: Path) -> None:
+    sessions, votes = short_recordings(tmp_path, [YES, NO, YES])
+    settings = ("trainer.rollout_batch_size=1", "trainer.max_steps=1", "replay.held_out=0.0")
+    options = [word for one in settings for word in ("--set", one)]
+    done = replay(tmp_path / "run", sessions, "--votes", votes, "--mode", mode, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = summary_of(tmp_path / "run")
+    assert (summary["turns"]["trained"], summary["updates"]) == (1, 1)
+    said = " ".join(done.stdout.split())
+    assert "3 turns are left: the trainer has taken its last step (trainer.max_steps = 1)" in said
+
+
 @pytest.mark.learning
 @pytest.mark.timeout(400)
 def test_hints_of_recordings_are_practised_until_they_rest(tmp_path: Path) -> None:
