@@ -148,6 +148,17 @@ def is_obedient(one: Obedience, floor: float) -> bool:
     return one.is_judged and one.followed >= floor * one.before
 
 
+def falls_clearly_short(one: Obedience, floor: float, errors: float) -> bool:
+    """Whether a version falls short of the share `floor` of the start's open wishes by more than
+    `errors` binomial standard errors of as many answers.
+    """
+    if one.asked == 0:
+        return False
+    least = floor * one.before / one.asked
+    error = math.sqrt(least * (1.0 - least) / one.asked)
+    return one.followed / one.asked < least - errors * error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PooledObedience:
     """Obedience over some versions, and the least that is allowed; `before` is the start's rate."""

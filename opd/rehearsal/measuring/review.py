@@ -32,6 +32,7 @@ from rollout_bridge.rehearsal.estimates import (
     Obedience,
     Rate,
     Uptake,
+    falls_clearly_short,
     is_obedient,
     pooled,
     summed,
@@ -59,10 +60,14 @@ _UNGUARDED = 16
 """Answers per version to open wishes that also train, if a hint has no others: shown, not a guard.
 """
 _LOOK_AGAIN = 2
-"""A version that seems to have lost open wishes is asked so many times as many again, and all its
-answers count. By binomial chance, 64 answers of a policy that lost nothing fall short in 10% of
-versions, where the start does nine tenths, and all 192 in 1.5%; one that lost a tenth is found as
-often (80 and 78%).
+"""A version that seems to have lost open wishes is asked as many again, at most so many times, and
+all its answers count.
+"""
+_CLEARLY = 1.5
+"""It is not asked again once it falls short by more than so many standard errors. By binomial
+chance, 64 answers of a policy that lost nothing fall short in 10% of versions, where the start does
+nine tenths, and all of these looks in 1.4%; one that lost a tenth is found as often (80 and 77%),
+by 111 answers on average.
 """
 _RESTING_A_VERSION = 4
 """Hints at rest whose gap is measured at one version, in turn."""
@@ -204,20 +209,17 @@ class Review:
         """
         floor = self._config.obedience_floor
         count = max(self._config.obedience_samples, _LEAST_OF_A_HINT * sum(map(bool, of_hints)))
-        first = await self._measurer.obedience(
-            wishes_in_turn(of_hints, count, begin=version * count)
-        )
-        one = summed(list(first.values()))
-        if one is None or is_start or not one.is_judged or is_obedient(one, floor):
-            return first
-        more = await self._measurer.obedience(
-            wishes_in_turn(of_hints, _LOOK_AGAIN * count, begin=(version + 1) * count)
-        )
-        logger.info(
-            "version %d does %d of %d open wishes: it was asked again",
-            *(version, one.followed, one.asked),
-        )
-        return together(first, more)
+        found: dict[str, Obedience] = {}
+        for look in range(1 + _LOOK_AGAIN):
+            wishes = wishes_in_turn(of_hints, count, begin=(version + look) * count)
+            found = together(found, await self._measurer.obedience(wishes))
+            one = summed(list(found.values()))
+            if one is None or is_start or not one.is_judged or is_obedient(one, floor):
+                break
+            logger.info("version %d does %d of %d open wishes", version, one.followed, one.asked)
+            if falls_clearly_short(one, floor, _CLEARLY):
+                break
+        return found
 
     async def hint(self, one: PreparedHint, version: int) -> MeasuredHint:
         """Measure one hint that became ready since its version was measured."""

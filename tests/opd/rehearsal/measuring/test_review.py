@@ -140,23 +140,22 @@ async def test_without_a_guard_what_open_wishes_lose_is_measured_and_stops_nothi
 
 
 class Answers(Wishes):
-    """Of 64 open wishes so many are done (of those that are asked about again, `then`, if it is
-    given), and of so many the judge does not say it.
+    """Of 64 open wishes so many are done (at later looks `then`, if it is given), and of so many
+    the judge does not say it.
     """
 
-    def __init__(self, followed: int, abstained: int = 0, then: int | None = None) -> None:
-        self.followed, self.abstained, self.then = followed, abstained, then
+    def __init__(self, followed: int, abstained: int = 0, then: Sequence[int] = ()) -> None:
+        self.followed, self.abstained, self.then = followed, abstained, list(then)
         self.asked_for: list[str] = []
 
     async def obedience(self, wishes: Sequence[Wish]) -> dict[str, Obedience]:
-        self.asked_for += [one.hint_id for one in wishes]
-        count = len(wishes) - self.abstained
         if not wishes:
             return {}
-        is_second = len(wishes) == 128
-        followed = self.then if is_second and self.then is not None else self.followed
+        followed = self.then.pop(0) if self.asked_for and self.then else self.followed
+        self.asked_for += [one.hint_id for one in wishes]
+        count = len(wishes) - self.abstained
         found = Obedience(
-            followed=min(followed * (2 if is_second else 1), count),
+            followed=min(followed, count),
             asked=count,
             abstained=self.abstained,
             before=float(count),
@@ -200,20 +199,31 @@ async def test_the_start_falls_short_by_chance_and_is_what_is_served_then(tmp_pa
     order = review.stop_order(first)
     assert order is not None
     assert order.serve_version == 0
-    assert order.reason.startswith("open wishes are done in 0.78 of 256 answers")
+    assert order.reason.startswith("open wishes are done in 0.78 of 128 answers")
 
 
-@pytest.mark.parametrize(("then", "is_lost"), [(64, False), (63, False), (57, True)])
-async def test_a_version_that_seems_to_have_lost_open_wishes_is_asked_again(
-    then: int, is_lost: bool, tmp_path: Path
+@pytest.mark.parametrize(
+    ("followed", "is_lost"),
+    [
+        ((60, 64), False),
+        ((60, 61, 62), False),
+        ((60, 61, 60), True),
+        ((60, 55), True),
+        ((58,), True),
+    ],
+    ids=["enough of two", "enough of three", "not of three", "clearly not of two", "nor of one"],
+)
+async def test_a_version_that_seems_to_have_lost_open_wishes_is_asked_until_it_is_clear(
+    followed: tuple[int, ...], is_lost: bool, tmp_path: Path
 ) -> None:
-    answers = Answers(followed=58, then=then)
+    answers = Answers(followed[0], then=followed[1:])
     review = reviewed(tmp_path, answers)
     row = await review.version(1, [guarded()], [])
     assert row.obedience is not None
-    assert (row.obedience.followed, row.obedience.asked) == (58 + 2 * then, 192)
+    asked_for = 64 * len(followed)
+    assert (row.obedience.followed, row.obedience.asked) == (sum(followed), asked_for)
     assert row.obedience_of["h0"] == row.obedience
-    assert len(answers.asked_for) == 192
+    assert len(answers.asked_for) == asked_for
     assert shares_after(row, LessonShares(), CONFIG.obedience_floor).hinted is not is_lost
 
 
