@@ -399,9 +399,7 @@ async def test_a_step_that_wins_open_wishes_back_holds_what_the_hint_taught(
         await trainer.close()
         row = read_rows(tmp_path)[1]
         assert row.obedience is not None
-        assert (row.obedience.asked, row.obedience.followed < 54) == (60, True), (
-            "it was asked again"
-        )
+        assert row.obedience.followed < 0.9 * row.obedience.asked
         lessons = [await parts.store.lesson(one) for one in manifests(tmp_path)[1]["lesson_ids"]]
     step = [one for one in lessons if one is not None and one.sample is not None]
     found = Counter((one.kind, one.hint_id) for one in step)
