@@ -264,7 +264,6 @@ async def test_turns_without_side_samples_are_dropped_and_others_bring_theirs(ru
     lacking = await run.ready(2)
     needs = {"teacher": True, "reward": False, "compared": False, "top_k": 0}
     source = await run.job(hindsight_needs=needs | {"side_source": "policy", "side_samples": 2})
-    waiting = asyncio.create_task(source.next_batch(0))
     drawn = SideSamples(
         ids=np.array([[1, 2], [3, 3], [4, 5]], dtype=np.int32),
         rollout_logprobs=np.full((3, 2), -1.5, dtype=np.float32),
@@ -275,7 +274,7 @@ async def test_turns_without_side_samples_are_dropped_and_others_bring_theirs(ru
     for turn_id in usable:
         scores = [a_score(turn_id)]
         assert await run.store.commit_scores(OWNER, scores, side_samples=drawn)
-    batch = await waiting
+    batch = await source.next_batch(0)
     assert {one.turn_id for one in batch.samples} == set(usable)
     assert await run.store.drops() == {DropReason.SAMPLING_WEIGHTS_GONE: 2}
     assert batch.metrics["handover/dropped_sampling_weights_gone"] == 2
