@@ -1,16 +1,18 @@
 """A batch before its first gradient: micro-batches, the scores of teacher, reference and student,
 and the figures of the whole batch that an objective asks for.
 
-The student is the one before the step, so nothing here depends on micro-batches. It takes no step,
-and everything it gives is detached.
+The student is the one before the step, so nothing here depends on micro-batches. Its pass is made
+only where something must be known before the first gradient; what several passes over a batch
+compare with is what the first of them found. Nothing here takes a step, and everything it gives is
+detached.
 
 Shapes: S turns, R tokens of the longest response.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -55,19 +57,28 @@ class PreparedBatch(BatchContext):
     counts: GlobalCounts
     tokens_computed: int
 
+    def repeated(self, first: Mapping[int, TurnScores]) -> PreparedBatch:
+        """This batch for the passes after its first, which found the scores `first` by turn: those
+        of the student before the step.
+        """
+        before = [first[turn] for turn in range(len(self.views))]
+        return replace(
+            self,
+            before=before if self.before is None else self.before,
+            views=remember_supports(self.views, before),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """What is computed of a batch before its first gradient, because its objective, its correction
-    or several epochs ask for it: the `student` before the step, with its `student_top_k` likeliest
-    tokens, on the teacher's supports, the distance from the frozen start, log-probs by the weights
-    that sampled, and figures of the whole batch. `report_top_k`: likeliest tokens in the step's own
-    pass.
+    """What is computed of a batch before its first gradient, because its objective or its
+    correction asks for it: the `student` before the step, with its `student_top_k` likeliest
+    tokens, the distance from the frozen start, log-probs by the weights that sampled, and figures
+    of the whole batch. `report_top_k`: likeliest tokens in the step's own pass.
     """
 
     student: bool
     student_top_k: int
-    supports: bool
     start_kls: bool
     sampling_weights: bool
     statistics: bool
@@ -76,22 +87,20 @@ class Passes:
     @staticmethod
     def of(config: TrainerConfig, plan: TeachingPlan, correction: Correction) -> Passes:
         """Those of a run; `plan` decides whose tokens a support has."""
-        objective, repeats = config.objective, config.epochs_per_batch > 1
+        objective = config.objective
         if plan.support == "student":
             wants_top = plan.side_source is None
         else:
             wants_top = plan.support == "overlap" or objective.chooses_hints
         return Passes(
             student=(
-                repeats
-                or wants_top
+                wants_top
                 or objective.needs_batch_statistics
                 or objective.charges_kl
                 or objective.needs_sampling_weights
                 or correction.needs_whole_batch
             ),
             student_top_k=plan.support_size if wants_top else 0,
-            supports=repeats and plan.support == "teacher",
             start_kls=objective.charges_kl,
             sampling_weights=objective.needs_sampling_weights,
             statistics=objective.needs_batch_statistics,
@@ -173,9 +182,6 @@ class BatchPreparation:
             top_k=passes.report_top_k,
             entropy_gradient=config.beta_entropy != 0,
         )
-        if passes.supports:
-            scores = score_batches(policy, batches, support_ids=supports)
-            views = remember_supports(views, scores)
         counts = NO_COUNTS
         for batch in batches:
             counts = counts + GlobalCounts.of(batch.mask_BT, batch.turn_ids_BT)

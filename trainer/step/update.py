@@ -19,6 +19,7 @@ from records.lessons.names import LessonKind
 from records.names import DropReason
 from records.types import ReadySample
 from rollout_bridge.merging import PackedSequence
+from trainer.batch.collate import TurnScores, split_turns
 from trainer.batch.side_sampling import Older, is_known, lacks_side_samples, with_side_samples
 from trainer.batch.token_batch import BatchTotals, Correction, assemble
 from trainer.batch.views import TeachingPlan, unteachable
@@ -151,12 +152,15 @@ class Updater:
             return self._update_without(prepared.lost, samples, step, version_gaps, rate)
         looked = time.perf_counter()
         skipped, changed, grad_norm = None, False, 0.0
+        found: dict[int, TurnScores] | None = {} if self.config.epochs_per_batch > 1 else None
         for _ in range(self.config.epochs_per_batch):
-            total = self.accumulate(prepared)
+            total = self.accumulate(prepared, found)
             skipped, grad_norm = self._check_and_step(total, samples)
             if skipped is not None:
                 break
             changed = True
+            if found is not None:
+                prepared, found = prepared.repeated(found), None
         self.optimizer.zero_grad(set_to_none=True)
         metrics = total.statistics() | self._correction.report(total.rows).metrics
         # The correction counts non-finite tokens too, but only among those that it compares.
@@ -215,8 +219,12 @@ class Updater:
             self._probed = False
             self.optimizer.zero_grad(set_to_none=True)
 
-    def accumulate(self, prepared: PreparedBatch) -> BatchTotals:
-        """Gradients of the whole batch, one micro-batch at a time."""
+    def accumulate(
+        self, prepared: PreparedBatch, found: dict[int, TurnScores] | None = None
+    ) -> BatchTotals:
+        """Gradients of the whole batch, one micro-batch at a time. `found` is given the policy's
+        detached scores of each turn, if they are wanted.
+        """
         self.optimizer.zero_grad(set_to_none=True)
         total = BatchTotals(unnormalised=prepared.statistics.unnormalised)
         parts = zip(prepared.batches, prepared.requests, prepared.reference, strict=True)
@@ -224,6 +232,8 @@ class Updater:
             now = self.policy.token_logprobs(
                 batch.ids_BT, batch.mask_BT, batch.temperatures_BT, request
             )
+            if found is not None:
+                found |= split_turns(now, batch)
             assembled = assemble(batch, now, reference_BT, prepared)
             result = self.loss_function(
                 assembled.tokens, self.options, self.settings, prepared.counts

@@ -156,7 +156,10 @@ def test_the_start_and_the_teacher_are_scored_at_temperature_1(folder):
     policy, ids = load(folder), torch.tensor([[1, 2, 3, 5, 6]])
     mask = torch.tensor([[0, 0, 0, 1.0, 1.0]])
     expected = policy.token_logprobs(ids, mask, torch.full((1, 5), 0.5))
-    prepared = Updater(policy, load(folder).freeze(), config).preparation.prepare([one])
+    updater, found = Updater(policy, load(folder).freeze(), config), {}
+    prepared = updater.preparation.prepare([one])
+    updater.accumulate(prepared, found)
+    prepared = prepared.repeated(found)
     assert prepared.before is not None
     plain, sampled = expected.logprobs_BT.detach(), expected.logprobs_sampled_BT.detach()
     torch.testing.assert_close(prepared.reference[0], plain)

@@ -13,7 +13,9 @@ from records.types import ReadySample, Teaching
 from tests.rollout_bridge.separate import separate_turns
 from tests.trainer.step.test_update import largest_difference, mixed_batch, weights
 from tests.trainer.tiny import load, random_ids, save_model
+from trainer.batch.collate import score_batches
 from trainer.batch.token_batch import BatchTotals
+from trainer.batch.views import support_ids
 from trainer.config import TrainerConfig
 from trainer.errors import NonFiniteError
 from trainer.model.teacher_models import EmaTeacher
@@ -177,6 +179,24 @@ def test_merging_turns_and_splitting_batches_change_nothing(folder, teacher, nam
     for mine, theirs in zip(one.advantages, other.advantages, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
     assert largest_difference(weights(merged), weights(separate)) < 1e-5
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_passes_after_the_first_compare_with_the_student_before_the_step(folder, teacher, name):
+    updater = make(folder, teacher, name, epochs_per_batch=2)
+    batch = updater.preparation.prepare(prepared(updater, taught(1)), [1] * 7)
+    supports = support_ids(batch.views) or None
+    before = score_batches(updater.policy, batch.batches, support_ids=supports)
+    updater.accumulate(batch, found := {})
+    repeated = batch.repeated(found)
+    assert repeated.before is not None
+    for view, earlier, own, one in zip(
+        repeated.views, batch.views, repeated.before, before, strict=True
+    ):
+        torch.testing.assert_close(own.logprobs, one.logprobs)
+        torch.testing.assert_close(own.logprobs_sampled, one.logprobs_sampled)
+        if view.support is not None and earlier.support.old is None:
+            torch.testing.assert_close(view.support.old, one.support)
 
 
 def test_terms_beside_a_policy_gradient_are_told_in_parts_of_it(folder, teacher):
