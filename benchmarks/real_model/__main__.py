@@ -63,7 +63,7 @@ def main() -> None:
         "--n",
         type=int,
         default=128,
-        help="answers for each rate; four times as many for those as wished",
+        help="answers for each rate of other kinds; four times as many for the wish's own",
     )
     parser.add_argument("--quiet", type=int, default=24, help="sessions without an objection")
     parser.add_argument("--objections", type=int, default=3, help="sessions with an objection")

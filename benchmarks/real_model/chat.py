@@ -14,9 +14,9 @@ from examples.tool_lab.evaluate import Rate
 
 MAX_TOKENS = 128
 CONCURRENCY = 32
-WISHED = 4
-"""Times as many answers for the wished rates as for others: the share of the way divides one
-difference of them by another.
+OWN = 4
+"""Times as many answers for the rates of the wish as for those of other kinds: the table divides
+them, and differences of them, by each other.
 """
 SIDE = {"X-Turn-Type": "side"}
 
@@ -85,25 +85,25 @@ async def converse(
 async def wished_rate(
     client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int, *, hinted: bool = False
 ) -> Rate:
-    """How many of `WISHED * n` answers are as wished; with `hinted`, the hint follows the question.
+    """How many of `OWN * n` answers are as wished; with `hinted`, the hint follows the question.
     The questions are the same.
     """
     rng = random.Random(f"{wish.name}-{seed}")
-    questions = [new_request(rng, wish.kind, held_out=True) for _ in range(WISHED * n)]
+    questions = [new_request(rng, wish.kind, held_out=True) for _ in range(OWN * n)]
     texts = [f"{question} {wish.hint}" for question in questions] if hinted else questions
     return await _rate(client, texts, wish, wanted=True)
 
 
 async def rates(client: openai.AsyncOpenAI, wish: Wish, n: int, seed: int) -> Rates:
-    """Rates: `wished` and, of `n` answers each, `opposite` (the share that follows an open wish for
-    the opposite) and, for each other kind of request, `usual_NAME`: the share that is not as its
-    wish asks.
+    """Rates: of `OWN * n` answers each, `wished` and `opposite` (the share that follows an open
+    wish for the opposite), and of `n`, for each other kind of request, `usual_NAME`: the share that
+    is not as its wish asks.
     """
     found = {"wished": await wished_rate(client, wish, n, seed)}
     rng = random.Random(f"{wish.name}-{seed}-others")
     openly = [
         f"{new_request(rng, wish.kind, held_out=True)} {rng.choice(wish.open_opposites)}"
-        for _ in range(n)
+        for _ in range(OWN * n)
     ]
     found["opposite"] = await _rate(client, openly, wish, wanted=False)
     for other in WISHES.values():

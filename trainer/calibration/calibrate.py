@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 from records.types import Ids, Logprobs
+from rollout_bridge.embedded.model.threads import in_thread
 from rollout_bridge.engine.types import Generation, SamplingParams
 from trainer.errors import CalibrationError
 from trainer.model.token_states import LogprobModel
@@ -96,20 +98,21 @@ async def calibrate(
     sequences: Sequence[Ids],
     *,
     bound: float,
+    thread: Executor,
 ) -> Calibration:
     """Score `sequences` (each at least 2 ids) with every engine, together, one by one and together
     again, and with the trainer's own forward pass. Also compare the log-probs of tokens that each
     engine samples.
 
     Each engine comes with the function that gives the trainer's log-probs [T-1] of ids[1:] at the
-    weights that this engine serves. Raises CalibrationError for a gap above `bound` or a log-prob
-    that is not finite; it names the engine, the gap and the place.
+    weights that this engine serves; it is called in `thread`. Raises CalibrationError for a gap
+    above `bound` or a log-prob that is not finite; it names the engine, the gap and the place.
     """
     if not engines or not sequences:
         raise ValueError("calibration needs an engine and a sequence")
     results = {}
     for name, (scorer, own) in engines.items():
-        expected = await asyncio.to_thread(lambda own=own: [own(ids) for ids in sequences])
+        expected = await in_thread(thread, lambda own=own: [own(ids) for ids in sequences])
         rounds = [
             await asyncio.gather(*(scorer.score(ids, 1) for ids in sequences)),
             [await scorer.score(ids, 1) for ids in sequences],
@@ -123,7 +126,9 @@ async def calibrate(
             max_abs=float(gaps.max()),
             spread_mean=float(spread.mean()),
             spread_max=float(spread.max()),
-            sampled_max=float((await _sampled_gaps(name, scorer, own, sequences, bound)).max()),
+            sampled_max=float(
+                (await _sampled_gaps(name, scorer, own, sequences, bound, thread)).max()
+            ),
         )
     return Calibration(
         engines=results,
@@ -152,6 +157,7 @@ async def _sampled_gaps(
     own: Callable[[Ids], Logprobs],
     sequences: Sequence[Ids],
     bound: float,
+    thread: Executor,
 ) -> np.ndarray:
     """Gaps of the log-probs that come with sampled tokens: the ones that training compares with."""
     # Prompt and answer are no longer than what was scored.
@@ -172,7 +178,7 @@ async def _sampled_gaps(
 
     reported = [answer.output_logprobs for answer in answers]
     where = "what it sampled after sequence"
-    return _gaps(name, reported, await asyncio.to_thread(expected), bound, where)
+    return _gaps(name, reported, await in_thread(thread, expected), bound, where)
 
 
 def _gaps(

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from records.types import Ids
+from rollout_bridge.embedded.model.threads import in_thread
 from trainer.calibration.calibrate import Calibration, Scorer, calibrate, own_logprobs
 from trainer.calibration.self_check import self_check
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.older import load_frozen
-from trainer.checkpoints.restore import in_thread, start_model
+from trainer.checkpoints.restore import start_model
 from trainer.config import TrainerConfig
 from trainer.model.heap import give_back
 from trainer.model.token_states import LogprobModel
@@ -62,7 +63,7 @@ async def calibrate_run(
         start = await in_thread(thread, start_model, config, checkpoints, updater)
         own = own_logprobs(start, device)
         pairs |= {name: (engine, own) for name, engine in start_engines.items()}
-    result = await calibrate(pairs, sequences, bound=config.calibration_bound)
+    result = await calibrate(pairs, sequences, bound=config.calibration_bound, thread=thread)
     updater.noise = result.noise
     bound = max(config.calibration_bound, 10 * result.noise)
     worst = await in_thread(thread, self_check, updater, sequences, bound)

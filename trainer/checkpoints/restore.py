@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -116,11 +113,3 @@ def _load_policy(config: TrainerConfig, checkpoints: Checkpoints, manifest: Mani
         base_dtype="float32" if config.lora is None else held_dtype(path, config.base_dtype),
         recompute=recomputes(config, config_value(path, "hidden_size")),
     )
-
-
-async def in_thread(
-    thread: Executor, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-) -> T:
-    """Run on the one thread that touches models; the event loop keeps running."""
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(thread, lambda: function(*args, **kwargs))

@@ -24,6 +24,7 @@ from records.store import Store
 from records.training.staleness import steps_since
 from records.types import Ids, ReadySample
 from rollout_bridge import tracing
+from rollout_bridge.embedded.model.threads import in_thread
 from rollout_bridge.guard.waiting import CheckWait
 from rollout_bridge.holds import Holds
 from rollout_bridge.rehearsal.config import RehearsalConfig
@@ -35,7 +36,7 @@ from trainer.calibration.calibrate_run import calibrate_run
 from trainer.calibration.first_batch import rate_warning
 from trainer.checkpoints.checkpoint import Checkpoints
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.restore import in_thread, restore
+from trainer.checkpoints.restore import restore
 from trainer.config import TrainerConfig
 from trainer.config_checks import lessons_problem
 from trainer.errors import StartupError, TrainerError

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from records.names import DropReason
 from records.store import Store
 from records.types import ReadySample
+from rollout_bridge.embedded.model.threads import in_thread
 from rollout_bridge.worker import ServiceUnavailable
 from trainer.batch.side_sampling import NamedScorers, scored_by_engine
-from trainer.checkpoints.restore import in_thread
 from trainer.step.leasing import Leasing
 from trainer.step.update import Updater
 

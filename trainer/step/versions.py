@@ -18,11 +18,12 @@ from pathlib import Path
 from records.store import Store
 from records.training.step_results import SampleResult
 from records.types import ReadySample
+from rollout_bridge.embedded.model.threads import in_thread
 from rollout_bridge.guard.waiting import LAST_CHECK_S, CheckWait
 from rollout_bridge.stop_order import STOP_FILE, serve_newest
 from trainer.checkpoints.checkpoint import Checkpoints, can_go_on_from
 from trainer.checkpoints.manifest import Manifest
-from trainer.checkpoints.restore import go_back, in_thread
+from trainer.checkpoints.restore import go_back
 from trainer.config import TrainerConfig
 from trainer.errors import CheckpointError
 from trainer.model.heap import give_back

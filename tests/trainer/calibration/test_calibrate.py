@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,12 @@ def own(folder):
     return own_logprobs(load(folder), torch.device("cpu"))
 
 
+@pytest.fixture
+def thread():
+    with ThreadPoolExecutor(1) as one:
+        yield one
+
+
 SEQUENCES = random_sequences(VOCAB, [2, 17, 40], seed=1)
 
 
@@ -36,10 +43,10 @@ class Shifted(LocalEngine):
         return scores
 
 
-async def test_equal_weights_pass_and_the_noise_is_kept(folder, own, tmp_path):
+async def test_equal_weights_pass_and_the_noise_is_kept(folder, own, tmp_path, thread):
     engine = Shifted(folder)
     engine.shift = 1e-4
-    result = await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
+    result = await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
     assert result.num_tokens == 1 + 16 + 39
     assert result.engines["policy"].max_abs == pytest.approx(1e-4, rel=0.05)
     assert result.noise == pytest.approx(3 * 1e-4 / 56, rel=0.05)
@@ -50,7 +57,9 @@ async def test_equal_weights_pass_and_the_noise_is_kept(folder, own, tmp_path):
     assert saved["noise"] == result.noise
 
 
-async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said(folder, own):
+async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said(
+    folder, own, thread
+):
     class Unsteady(LocalEngine):
         num_scored = 0
 
@@ -59,7 +68,9 @@ async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said
             scores = np.asarray(await super().score(input_ids, start))
             return scores + 0.01 * (-1) ** self.num_scored
 
-    result = await calibrate({"frozen": (Unsteady(folder), own)}, SEQUENCES, bound=0.1)
+    result = await calibrate(
+        {"frozen": (Unsteady(folder), own)}, SEQUENCES, bound=0.1, thread=thread
+    )
     noise = result.engines["frozen"]
     assert noise.mean_abs == pytest.approx(0.01, rel=0.05)
     assert noise.spread_mean == pytest.approx(0.02, rel=0.05)
@@ -69,14 +80,14 @@ async def test_scores_that_differ_from_time_to_time_raise_the_floor_and_are_said
 
 
 @pytest.mark.parametrize("place", [0, 38])
-async def test_a_gap_at_the_first_or_last_token_is_refused(folder, own, place):
+async def test_a_gap_at_the_first_or_last_token_is_refused(folder, own, place, thread):
     engine = Shifted(folder)
     engine.shift, engine.place = 0.01, place
     with pytest.raises(CalibrationError, match=rf"engine frozen .*1\.00e-02 at token {place + 1} "):
-        await calibrate({"frozen": (engine, own)}, SEQUENCES, bound=1e-3)
+        await calibrate({"frozen": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
 
 
-async def test_sampled_tokens_are_compared_too(folder, own):
+async def test_sampled_tokens_are_compared_too(folder, own, thread):
     class Rounded(LocalEngine):
         shift = 5e-4
 
@@ -87,36 +98,36 @@ async def test_sampled_tokens_are_compared_too(folder, own):
             return replace(answer, output_logprobs=logprobs)
 
     engine = Rounded(folder)
-    result = await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
+    result = await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
     assert result.engines["policy"].sampled_max == pytest.approx(5e-4, rel=0.05)
     assert result.noise < 1e-6
     engine.shift = 0.01
     with pytest.raises(CalibrationError, match=r"policy .* of what it sampled after sequence 0"):
-        await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
+        await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
 
 
-async def test_other_weights_are_refused(tmp_path, own):
+async def test_other_weights_are_refused(tmp_path, own, thread):
     other = LocalEngine(str(save_model(tmp_path, seed=9)))
     with pytest.raises(CalibrationError, match="Other weights"):
-        await calibrate({"policy": (other, own)}, SEQUENCES, bound=1e-3)
+        await calibrate({"policy": (other, own)}, SEQUENCES, bound=1e-3, thread=thread)
 
 
-async def test_missing_and_nonfinite_scores_are_refused(folder, own):
+async def test_missing_and_nonfinite_scores_are_refused(folder, own, thread):
     class Short(LocalEngine):
         async def score(self, input_ids, start):
             return (await super().score(input_ids, start))[1:]
 
     with pytest.raises(CalibrationError, match="log-probs for"):
-        await calibrate({"policy": (Short(folder), own)}, SEQUENCES, bound=1e-3)
+        await calibrate({"policy": (Short(folder), own)}, SEQUENCES, bound=1e-3, thread=thread)
     engine = Shifted(folder)
     engine.shift = float("nan")
     with pytest.raises(CalibrationError, match="not finite"):
-        await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3)
+        await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
 
 
-async def test_nothing_to_compare_is_an_error(folder, own):
+async def test_nothing_to_compare_is_an_error(folder, own, thread):
     with pytest.raises(ValueError, match="needs"):
-        await calibrate({}, SEQUENCES, bound=1e-3)
+        await calibrate({}, SEQUENCES, bound=1e-3, thread=thread)
 
 
 def test_random_sequences_repeat():
