@@ -19,6 +19,7 @@ from torch import Tensor
 
 from records.types import PastAnswer, PromptHistory, ReadySample, VersionSpan
 from tests.trainer.tiny import sample
+from trainer.batch.collate import TurnScores
 from trainer.batch.token_batch import BatchTotals, Correction
 from trainer.config import TrainerConfig
 from trainer.model.token_states import PLAIN, TokenLogprobs, TokenRequest
@@ -113,7 +114,7 @@ class Run:
                 {
                     "beta_kl": 0.0,
                     "micro_batch_tokens": MICRO_BATCH_TOKENS,
-                    # Several, so that the student before the first step is scored.
+                    # Several, so that later passes compare with the student before the first.
                     "epochs_per_batch": 2,
                     **settings,
                 }
@@ -121,9 +122,10 @@ class Run:
             older=self._older(turns),
         )
         gaps = [one.gap for one in turns]
-        self.prepared: PreparedBatch = self.updater.preparation.prepare(
-            self.samples, gaps, step=step
-        )
+        prepared = self.updater.preparation.prepare(self.samples, gaps, step=step)
+        first: dict[int, TurnScores] = {}
+        self.updater.accumulate(prepared, first)
+        self.prepared: PreparedBatch = prepared.repeated(first)
         # From here on the policy has moved.
         policy.values.data = self._table([one.l for one in turns]).values.data
         self._policy = policy

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ParamSpec, TypeVar
-
 import torch
 
 from rollout_bridge.embedded.model.products import compute_all_fast
@@ -19,9 +17,6 @@ from trainer.model.teacher_models import EmaTeacher, StateModel, TrustRegionTeac
 from trainer.model.token_states import LogprobModel
 from trainer.step.memory_plan import fitting
 from trainer.step.update import Updater
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 
 def restore(config: TrainerConfig, checkpoints: Checkpoints, manifest: Manifest) -> Updater:
