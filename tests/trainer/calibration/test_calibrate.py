@@ -1,4 +1,5 @@
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -104,6 +105,21 @@ async def test_sampled_tokens_are_compared_too(folder, own, thread):
     engine.shift = 0.01
     with pytest.raises(CalibrationError, match=r"policy .* of what it sampled after sequence 0"):
         await calibrate({"policy": (engine, own)}, SEQUENCES, bound=1e-3, thread=thread)
+
+
+async def test_the_trainer_computes_in_the_thread_that_it_is_given(folder, own, thread):
+    computing = thread.submit(threading.get_ident).result()
+    found = []
+
+    def watched(ids):
+        found.append(threading.get_ident())
+        return own(ids)
+
+    await calibrate(
+        {"policy": (LocalEngine(folder), watched)}, SEQUENCES, bound=1e-3, thread=thread
+    )
+    assert len(found) == 2 * len(SEQUENCES)
+    assert set(found) == {computing}
 
 
 async def test_other_weights_are_refused(tmp_path, own, thread):
