@@ -15,10 +15,6 @@ import torch
 from rollout_bridge.embedded.model.logprobs import normalise
 from rollout_bridge.embedded.scheduling.request import EngineRequest, TopLogprobs
 
-# Exponential noise comes from uniforms with 24 bits: anything below this is their underflow, and
-# would let a token of zero probability win.
-_MIN_NOISE = 2.0**-26
-
 
 class Sampler:
     """Settings of the running requests as tensors; `use` whenever the requests change."""
@@ -26,9 +22,6 @@ class Sampler:
     def __init__(self, device: torch.device, seed: int | None):
         self._device = device
         self._generator = torch.Generator(device=device)
-        # For requests that send a seed: their noise depends only on the seed and on the place in
-        # the sequence, so an interrupted and continued reply is the one it would have been.
-        self._own_generator = torch.Generator(device=device)
         if seed is None:
             self._generator.seed()
         else:
@@ -74,26 +67,31 @@ class Sampler:
             scores_BV = scores_BV.clone()
             for row in self._truncated:
                 _truncate(scores_BV[row], self._requests[row])
-        if not self._all_greedy:
-            # argmax(log p - log E), E ~ Exp(1), is a sample of p (Gumbel-max).
-            noisy_BV = scores_BV - self._log_noise(scores_BV)
-            scores_BV = (
-                noisy_BV
-                if self._greedy_B1 is None
-                else torch.where(self._greedy_B1, scores_BV, noisy_BV)
-            )
-        ids_B = scores_BV.argmax(dim=-1)
+        ids_B1 = self._choose(scores_BV)
         if self._detailed:
             self._record_details(logprobs_BV)
-        return ids_B, logprobs_BV.gather(1, ids_B[:, None])[:, 0]
+        return ids_B1[:, 0], logprobs_BV.gather(1, ids_B1)[:, 0]
 
-    def _log_noise(self, like_BV: torch.Tensor) -> torch.Tensor:
-        noise_BV = torch.empty_like(like_BV).exponential_(generator=self._generator)
+    def _choose(self, scores_BV: torch.Tensor) -> torch.Tensor:
+        if self._greedy_B1 is None:
+            return draw(scores_BV, self._uniforms(len(scores_BV)))
+        likeliest_B1 = scores_BV.argmax(dim=-1, keepdim=True)
+        if self._all_greedy:
+            return likeliest_B1
+        drawn_B1 = draw(scores_BV, self._uniforms(len(scores_BV)))
+        return torch.where(self._greedy_B1, likeliest_B1, drawn_B1)
+
+    def _uniforms(self, count: int) -> torch.Tensor:
+        """One number in [0, 1) for each row, [B, 1]. That of a request with a seed depends only on
+        the seed and on the place in the sequence, so an interrupted and continued reply is the one
+        it would have been.
+        """
+        uniforms_B1 = torch.rand(
+            (count, 1), generator=self._generator, dtype=torch.float64, device=self._device
+        )
         for row, seed in self._seeded:
-            position = self._requests[row].num_tokens
-            self._own_generator.manual_seed(_mixed(seed, position))
-            noise_BV[row].exponential_(generator=self._own_generator)
-        return noise_BV.clamp_min_(_MIN_NOISE).log_()
+            uniforms_B1[row] = _uniform(seed, self._requests[row].num_tokens)
+        return uniforms_B1
 
     def _record_details(self, logprobs_BV: torch.Tensor) -> None:
         for row in self._detailed:
@@ -113,13 +111,28 @@ def top_logprobs(logprobs_TV: torch.Tensor, count: int) -> list[TopLogprobs]:
     ]
 
 
-def _mixed(seed: int, position: int) -> int:
-    """A separate seed in [0, 2^64) for each place in each sequence (splitmix64's finaliser)."""
+def draw(scores_BV: torch.Tensor, uniforms_B1: torch.Tensor) -> torch.Tensor:
+    """Ids [B, 1] of which each has a probability proportional to exp(its score): the first whose
+    cumulative probability exceeds the row's number in [0, 1).
+
+    In float64, since adding up a large vocabulary in float32 would move its later ids by 1e-5.
+    """
+    cumulative_BV = scores_BV.exp().cumsum(dim=-1, dtype=torch.float64)
+    totals_B1 = cumulative_BV[:, -1:]
+    # Rounded up to the total itself, nothing would exceed it.
+    targets_B1 = (uniforms_B1 * totals_B1).minimum(totals_B1.nextafter(totals_B1.new_zeros(())))
+    found_B1 = torch.searchsorted(cumulative_BV, targets_B1, right=True)
+    # A row that is not a number (a grammar that allows nothing) must not fail the others.
+    return found_B1.clamp_max_(scores_BV.shape[-1] - 1)
+
+
+def _uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) for each place in each sequence (splitmix64's finaliser)."""
     mask = 2**64 - 1
     value = (seed + (position + 1) * 0x9E3779B97F4A7C15) & mask
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
-    return value ^ (value >> 31)
+    return ((value ^ (value >> 31)) >> 11) * 2.0**-53
 
 
 def _adjust(logits_V: torch.Tensor, request: EngineRequest) -> None:
