@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from rollout_bridge.embedded.errors import BadRequest
+from rollout_bridge.embedded.model import sampling
 from rollout_bridge.embedded.model.sampling import Sampler
 from rollout_bridge.embedded.scheduling.request import EngineRequest, Finish, Sampling
 from rollout_bridge.embedded.server.schemas import parse_sampling
@@ -182,3 +184,25 @@ def test_stop_strings_are_found_across_tokens(tokenizer) -> None:
     assert matched == "are yo"
     row.finish = Finish(kind="stop", matched=matched)
     assert final_text(tokenizer, row) == "Hello how "
+
+
+def test_a_number_at_the_edge_draws_a_token_that_can_be_drawn() -> None:
+    below_one = 1 - 2.0**-53
+    scores_BV = torch.tensor([[-torch.inf, -1.0, 0.5, -torch.inf]]).repeat(3, 1)
+    scores_BV[2] = torch.nan
+    uniforms_B1 = torch.tensor([[0.0], [below_one], [0.5]], dtype=torch.float64)
+    ids = sampling.draw(scores_BV, uniforms_B1)[:, 0].tolist()
+    assert ids[:2] == [1, 2]
+    assert ids[2] < 4, "a row that is not a number fails no other"
+
+
+def test_seeds_and_places_are_independent_uniforms() -> None:
+    of_seeds = np.array(
+        [[sampling._uniform(seed, place) for place in range(60)] for seed in range(200)]
+    )
+    assert (of_seeds >= 0).all()
+    assert (of_seeds < 1).all()
+    assert abs(of_seeds.mean() - 0.5) < 0.01
+    along = np.corrcoef(of_seeds[:, :-1].ravel(), of_seeds[:, 1:].ravel())[0, 1]
+    across = np.corrcoef(of_seeds[:-1].ravel(), of_seeds[1:].ravel())[0, 1]
+    assert max(abs(along), abs(across)) < 0.03
