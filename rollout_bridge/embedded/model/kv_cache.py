@@ -78,9 +78,11 @@ class RowCache(Cache):
         new_rows = max(num_rows, min(new_rows, self.max_tokens // new_length))
         keys, values = self._allocate(new_rows, new_length)
         kept = min(self.length, new_length)
+        # Old pages go before the next ones are written: a CPU's memory never holds all of both.
         keys[:, :num_used, :kept] = self.keys[:, :num_used, :kept]
+        self.keys = keys
         values[:, :num_used, :kept] = self.values[:, :num_used, :kept]
-        self.keys, self.values = keys, values
+        self.values = values
 
     def begin(self, first_row: int, positions_BT: torch.Tensor, length: int) -> None:
         """The next forward writes rows `first_row`.. at these positions and reads `length`."""
