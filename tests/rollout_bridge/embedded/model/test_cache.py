@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -57,11 +59,32 @@ def test_rows_that_no_request_uses_take_no_memory() -> None:
     assert cache.keys[:, 1:].abs().sum() == 0
 
 
+class Watched:
+    """A cache's values that may be copied only when its old keys are gone."""
+
+    def __init__(self, cache: RowCache) -> None:
+        self._values, self._keys = cache.values, weakref.ref(cache.keys)
+
+    def __getitem__(self, place: Any) -> torch.Tensor:
+        assert self._keys() is None
+        return self._values[place]
+
+
+def test_growing_gives_old_keys_back_before_it_copies_values() -> None:
+    cache = RowCache(SHAPE, max_tokens=2048)
+    fill(cache, 0, [1, 2, 3])
+    kept = cache.values[:, 0, :3].clone()
+    cache.values = Watched(cache)  # type: ignore[assignment]
+    cache.ensure(1, 1024, num_used=1)
+    assert torch.equal(cache.values[:, 0, :3], kept)
+
+
 def resident_bytes() -> int:
-    """Of this process, read pages of zeros not counted."""
-    found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    """Of this process, files not counted. A cache's pages count as shared ones."""
+    status = Path("/proc/self/status").read_text()
+    found = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)
+    assert len(found) == 2
+    return 1024 * sum(map(int, found))
 
 
 def test_update_writes_at_positions_and_reads_whole_rows() -> None:
